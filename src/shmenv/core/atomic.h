@@ -1,0 +1,101 @@
+/* The seam through which every header of the core touches shared memory: C11 atomics and the futex in the product,
+ * a model of both under the explorer (tests/core). Memory orders stand in core/ alone. */
+#ifndef SHM_ATOMIC_H
+#define SHM_ATOMIC_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* Adjacent-line prefetch pulls cache lines in pairs on x86-64, and some aarch64 lines are 128 bytes long. */
+#define SHM_LINE 128
+#define SHM_ALIGNED _Alignas(SHM_LINE)
+
+#ifdef SHM_MODEL
+#include "model.h"
+#else
+#include <stdatomic.h>
+#include "os.h"
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "needs lock-free 32 and 64 bit atomics");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "SHM_LOW_WORD names the first half of a 64 bit word");
+typedef _Atomic uint32_t a32;
+typedef _Atomic uint64_t a64;
+#define SHM_LOAD(p, order) atomic_load_explicit(p, memory_order_##order)
+#define SHM_STORE(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
+#define SHM_ADD(p, v, order) atomic_fetch_add_explicit(p, v, memory_order_##order)
+#define SHM_SWAP(p, v, order) atomic_exchange_explicit(p, v, memory_order_##order)
+#define SHM_FENCE(order) atomic_thread_fence(memory_order_##order)
+#define SHM_LOW_WORD(p) ((a32 *)(p)) /* what a futex on a 64 bit counter waits on */
+#define SHM_FUTEX_WAIT(p, expected, ns) os_futex_wait((uint32_t *)(p), expected, ns)
+#define SHM_FUTEX_WAKE(p, count) os_futex_wake((uint32_t *)(p), count)
+#endif
+
+/* Counters run for ever and wrap: a is at or past b iff the signed difference says so. */
+static inline int shm_reached(uint32_t a, uint32_t b) { return (int32_t)(a - b) >= 0; }
+
+/* One wait: what the caller allows, and what it cost. Lives in the waiter's own memory. */
+typedef struct {
+    int64_t deadline_ns;  /* CLOCK_MONOTONIC; INT64_MAX waits for ever, 0 only polls */
+    int64_t spin_ns;      /* yield-spin so long before parking; 0 parks at once */
+    int64_t heartbeat_ns; /* longest single park: the second net under a lost wake-up */
+    uint64_t spins;       /* waits that ended while spinning */
+    uint64_t parks;       /* futex waits entered */
+    uint64_t heartbeats;  /* parks that ended by the heartbeat, not by a wake-up */
+} shm_wait;
+
+enum { SHM_READY = 0, SHM_ALERT = 1, SHM_TIMEOUT = 2, SHM_INTERRUPTED = 3, SHM_HEARTBEAT = 4 };
+
+/* Parks once on *word while it holds `expected`, no longer than the heartbeat and the deadline allow.
+ * SHM_READY: look again; else SHM_TIMEOUT, SHM_INTERRUPTED (a signal), SHM_HEARTBEAT. Blocks without the GIL. */
+static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
+#ifdef SHM_MODEL
+    wait->parks++;
+    SHM_FUTEX_WAIT(word, expected, wait->heartbeat_ns);
+    return SHM_READY;
+#else
+    int64_t span = wait->heartbeat_ns;
+    int last = 0;
+    if (wait->deadline_ns != INT64_MAX) {
+        int64_t left = wait->deadline_ns - os_now_ns();
+        if (left <= 0)
+            return SHM_TIMEOUT;
+        if (left <= span) {
+            span = left;
+            last = 1;
+        }
+    }
+    wait->parks++;
+    switch (SHM_FUTEX_WAIT(word, expected, span)) {
+    case OS_TIMED_OUT:
+        if (last)
+            return SHM_TIMEOUT;
+        wait->heartbeats++;
+        return SHM_HEARTBEAT;
+    case OS_INTERRUPTED:
+        return SHM_INTERRUPTED;
+    default:
+        return SHM_READY;
+    }
+#endif
+}
+
+/* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds or spin_ns is up.
+ * Never a pause-spin: with as many processes as cores it keeps the awaited side from running. Absent in the model. */
+#ifdef SHM_MODEL
+#define SHM_SPIN(wait, over) ((void)0)
+#else
+#define SHM_SPIN(wait, over)                                                                                          \
+    do {                                                                                                              \
+        if ((wait)->spin_ns > 0) {                                                                                    \
+            int64_t spin_end_ = os_now_ns() + (wait)->spin_ns;                                                        \
+            if (spin_end_ > (wait)->deadline_ns)                                                                      \
+                spin_end_ = (wait)->deadline_ns;                                                                      \
+            do {                                                                                                      \
+                if (over) {                                                                                           \
+                    (wait)->spins++;                                                                                  \
+                    break;                                                                                            \
+                }                                                                                                     \
+                os_yield();                                                                                           \
+            } while (os_now_ns() < spin_end_);                                                                        \
+        }                                                                                                             \
+    } while (0)
+#endif
+#endif

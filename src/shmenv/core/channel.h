@@ -1,0 +1,81 @@
+/* The channel of an env and the doorbell of its worker. `cmd` is written by the manager only, `rsp` by the env's
+ * worker only; both count commands and are compared as signed differences, so nothing is ever half reserved. */
+#ifndef SHM_CHANNEL_H
+#define SHM_CHANNEL_H
+#include "semaphore.h"
+
+/* One a worker. */
+typedef struct {
+    SHM_ALIGNED a32 bell; /* futex word. writers: the manager's threads (an atomic addition a ring) */
+    a32 order;            /* writer: manager. SHM_RUN or SHM_QUIT, looked at between two commands */
+    a32 generation;       /* writer: manager, while no worker lives. How many workers stood here before */
+    SHM_ALIGNED a32 parked; /* writer: worker, or the manager once the worker is confirmed dead */
+    a64 doing;              /* writer: worker. Command number << 32 | env << 4 | phase, before each call into an env */
+    a64 steps;              /* writer: worker, like all below: env steps played */
+    a64 busy_ns;            /* time from a command's arrival until no command is left */
+    a64 wait_ns;            /* time spent waiting for commands */
+    a64 spins;              /* waits that ended while spinning */
+    a64 parks;              /* futex waits entered */
+} shm_worker;
+
+enum { SHM_RUN = 0, SHM_QUIT = 1 };
+enum { SHM_IDLE = 0, SHM_CONSTRUCT = 1, SHM_RESET = 2, SHM_STEP = 3, SHM_CALL = 4, SHM_CLOSE = 5 };
+
+/* Called by: the manager, which has filled the command's fields. Hands them to the worker. */
+static inline void shm_command(a32 *cmd, uint32_t n) {
+    SHM_STORE(cmd, n, release); /* PAIRS WITH shm_commanded "command given" */
+}
+static inline uint32_t shm_commanded(a32 *cmd) {
+    return SHM_LOAD(cmd, acquire); /* PAIRS WITH shm_command "command given" */
+}
+
+/* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
+static inline void shm_ring_bell(shm_worker *w) {
+    SHM_ADD(&w->bell, 1, seq_cst); /* PAIRS WITH shm_await_bell "bell then parked" */
+    if (SHM_LOAD(&w->parked, seq_cst))
+        SHM_FUTEX_WAKE(&w->bell, 1);
+}
+static inline uint32_t shm_bell(shm_worker *w) {
+    return SHM_LOAD(&w->bell, acquire); /* read before the commands: a command the scan misses rings later */
+}
+/* Called by: the worker, when a scan after reading `seen` found nothing to do.
+ * Blocks: without the GIL, until the bell rang (SHM_READY), a signal or a heartbeat. */
+static inline int shm_await_bell(shm_worker *w, uint32_t seen, shm_wait *wait) {
+    SHM_SPIN(wait, SHM_LOAD(&w->bell, relaxed) != seen);
+    int how = SHM_READY;
+    SHM_STORE(&w->parked, 1, seq_cst); /* PAIRS WITH shm_ring_bell "bell then parked" */
+    if (SHM_LOAD(&w->bell, seq_cst) == seen)
+        how = shm_park(&w->bell, seen, wait);
+    SHM_STORE(&w->parked, 0, relaxed);
+    return how;
+}
+
+/* Called by: the worker. The commit point of a command: killed before this store it has done nothing, after it
+ * everything. The post that follows is only a hint. */
+static inline void shm_respond(a32 *rsp, uint32_t n) {
+    SHM_STORE(rsp, n, release); /* PAIRS WITH shm_answered "answer published" */
+}
+static inline int shm_answered(a32 *rsp, uint32_t n) {
+    return shm_reached(SHM_LOAD(rsp, acquire), n); /* PAIRS WITH shm_respond "answer published" */
+}
+
+/* Same-step autoreset commits twice: the ended step here, the reset by shm_respond. No post: nobody waits for the
+ * first half unless the worker dies, and a death rings by itself. */
+static inline void shm_end(a32 *ended, uint32_t n) {
+    SHM_STORE(ended, n, release); /* PAIRS WITH shm_has_ended "ended step published" */
+}
+static inline int shm_has_ended(a32 *ended, uint32_t n) {
+    return SHM_LOAD(ended, acquire) == n; /* PAIRS WITH shm_end "ended step published" */
+}
+
+/* Called by: the manager, for each env of a worker that is confirmed dead, before a successor starts. */
+static inline void shm_reset_channel(a32 *cmd, a32 *rsp) {
+    SHM_STORE(rsp, SHM_LOAD(cmd, relaxed), relaxed); /* the start of the successor orders it */
+}
+static inline void shm_reset_worker(shm_worker *w) {
+    SHM_STORE(&w->parked, 0, relaxed);
+    SHM_STORE(&w->doing, 0, relaxed);
+    SHM_STORE(&w->order, SHM_RUN, relaxed);
+    SHM_STORE(&w->generation, SHM_LOAD(&w->generation, relaxed) + 1, relaxed);
+}
+#endif

@@ -2,6 +2,9 @@
  * a model of both under the explorer (tests/core). Memory orders stand in core/ alone. */
 #ifndef SHM_ATOMIC_H
 #define SHM_ATOMIC_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* before the first system header: memfd, seals, pidfd */
+#endif
 #include <stddef.h>
 #include <stdint.h>
 

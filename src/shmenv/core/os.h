@@ -2,9 +2,6 @@
  * system replaces this file. Functions return 0 or a value, or -errno. */
 #ifndef SHM_OS_H
 #define SHM_OS_H
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #ifndef __linux__
 #error "shmenv needs Linux: it is built on futex, memfd and pidfd"
 #endif

@@ -1,0 +1,92 @@
+# `make help` lists what there is. Everything runs in a virtual environment of this checkout, .venv, which the first
+# target that needs it sets up. PYTHON chooses the interpreter it is made from: make test PYTHON=python3.12
+PYTHON ?= python3
+# More arguments for the target's main command: make test ARGS="-k seqlock -x"
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# An interpreter, an environment or pip options of the caller's shell must not reach into .venv.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet
+SOURCES := $(wildcard src/shmenv/*.pyx src/shmenv/*.pxd src/shmenv/core/*.h)
+COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
+# A later one waits for an earlier one: two builds in the same folder would tear each other's files.
+BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
+
+.PHONY: help setup demo test lint types bench explore stress sanitize sdist wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/.built ## step 64 CartPoles and 8 Atari games next to Gymnasium's vector envs, with a table at the end
+	@$(BIN)/python -m shmenv demo $(ARGS)
+
+test: .venv/.built ## run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dependencies ## check the style (ruff)
+	@$(BIN)/ruff check $(ARGS) .
+
+types: .venv/.built ## check the type hints (mypy strict) and the stubs of the compiled modules against the modules
+	@$(BIN)/mypy src tests
+	@$(BIN)/mypy bench examples tools
+	@$(BIN)/python -m mypy.stubtest $(COMPILED)
+
+bench: .venv/.built ## measure every part beside its plain alternative (pytest-benchmark)
+	@$(BIN)/python -m pytest bench/bench_*.py -m "" --timeout=0 --benchmark-only $(ARGS)
+
+explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score
+	@$(BIN)/python tests/core/mutate.py --full $(ARGS)
+
+stress: .venv/.built ## the long runs, with and without kills
+	@$(BIN)/python -m pytest -m stress --timeout=0 $(ARGS)
+
+sanitize: .venv/.built ## the tests again, with the compiled modules under ASan and UBSan, and the core under TSan
+	@bash tools/sanitize.sh $(ARGS)
+
+sdist: .venv/.dependencies ## build the source distribution into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --sdist --outdir dist . > /dev/null
+	@ls dist/*
+
+wheel: sdist ## build the manylinux wheel from the sdist, and step an env with it in a fresh environment
+	@bash tools/wheel.sh
+
+clean: ## remove everything that was built, and .venv
+	@rm -rf .venv build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .cache .build.lock
+	@rm -rf src/*.egg-info src/shmenv/*.so $(SOURCES:.pyx=.c)
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: .venv/.built ## only set up .venv (each other target does so by itself)
+
+# --- what the targets stand on ------------------------------------------------------------------------------------
+
+.venv/.created:
+	@command -v "$(PYTHON)" > /dev/null || { echo "shmenv needs Python 3.11 or newer, but there is no $(PYTHON)." \
+	    "On Debian or Ubuntu: apt-get install python3 python3-dev python3-venv gcc" >&2; exit 1; }
+	@"$(PYTHON)" tools/check_machine.py
+	@echo "Setting up .venv (once, a minute or two) ..."
+	@"$(PYTHON)" -m venv --clear .venv
+	@touch $@
+
+.venv/.dependencies: .venv/.created pyproject.toml
+	@$(PIP) --upgrade "pip>=25.1" # the first pip that knows --group
+	@$(PIP) --group dev
+	@touch $@
+
+# Installed in place, so that `import shmenv` works from everywhere and its metadata is there. The first build is part
+# of that; BUILD then compiles what changed.
+.venv/.installed: .venv/.dependencies setup.py
+	@flock .build.lock $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.built: .venv/.installed $(SOURCES)
+	@$(BUILD)
+	@touch $@

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs the tests with the compiled modules under AddressSanitizer and UndefinedBehaviorSanitizer, built in
+# build/sanitize beside the ordinary ones. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$PWD/.venv/bin/python
+lib=$PWD/build/sanitize/lib
+SHMENV_SANITIZE=address,undefined "$python" setup.py -q build --build-base build/sanitize --build-lib "$lib"
+
+# The runtime must be loaded before the interpreter, which is not built with it. The C++ library comes along, else
+# exceptions of C++ modules that are loaded later (ale-py) are not intercepted.
+preload=
+for library in libasan.so libubsan.so libstdc++.so; do
+    preload+="$("${CC:-gcc}" -print-file-name="$library") "
+done
+# No leak report: CPython keeps memory until its end. Descriptors, processes and mappings the leak guard counts.
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1
+export UBSAN_OPTIONS=halt_on_error=1:abort_on_error=1:print_stacktrace=1
+LD_PRELOAD=$preload PYTHONPATH=$lib "$python" -m pytest --timeout=600 "$@"

@@ -21,12 +21,34 @@ typedef struct {
 enum { SHM_RUN = 0, SHM_QUIT = 1 };
 enum { SHM_IDLE = 0, SHM_CONSTRUCT = 1, SHM_RESET = 2, SHM_STEP = 3, SHM_CALL = 4, SHM_CLOSE = 5 };
 
+/* Called by: the worker. For the watcher's clocks and for error texts; ordered by nothing, since both only hint. */
+static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_t phase) {
+    SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, relaxed);
+}
+static inline uint32_t shm_order(shm_worker *w) {
+    return SHM_LOAD(&w->order, acquire); /* PAIRS WITH shm_give_order "order given" */
+}
+
+/* Called by: the worker, the only writer of its counters. */
+static inline void shm_account(shm_worker *w, uint64_t steps, int64_t busy_ns, int64_t wait_ns, const shm_wait *wait) {
+    SHM_STORE(&w->steps, SHM_LOAD(&w->steps, relaxed) + steps, relaxed);
+    SHM_STORE(&w->busy_ns, SHM_LOAD(&w->busy_ns, relaxed) + (uint64_t)busy_ns, relaxed);
+    SHM_STORE(&w->wait_ns, SHM_LOAD(&w->wait_ns, relaxed) + (uint64_t)wait_ns, relaxed);
+    SHM_STORE(&w->spins, wait->spins, relaxed);
+    SHM_STORE(&w->parks, wait->parks, relaxed);
+}
+
 /* Called by: the manager, which has filled the command's fields. Hands them to the worker. */
 static inline void shm_command(a32 *cmd, uint32_t n) {
     SHM_STORE(cmd, n, release); /* PAIRS WITH shm_commanded "command given" */
 }
 static inline uint32_t shm_commanded(a32 *cmd) {
     return SHM_LOAD(cmd, acquire); /* PAIRS WITH shm_command "command given" */
+}
+
+/* Called by: the manager. Takes effect between two commands, at the latest at the bell that follows it. */
+static inline void shm_give_order(shm_worker *w, uint32_t order) {
+    SHM_STORE(&w->order, order, release); /* PAIRS WITH shm_order "order given" */
 }
 
 /* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
@@ -55,6 +77,7 @@ static inline int shm_await_bell(shm_worker *w, uint32_t seen, shm_wait *wait) {
 static inline void shm_respond(a32 *rsp, uint32_t n) {
     SHM_STORE(rsp, n, release); /* PAIRS WITH shm_answered "answer published" */
 }
+static inline uint32_t shm_responded(a32 *rsp) { return SHM_LOAD(rsp, relaxed); } /* by its own writer, at its start */
 static inline int shm_answered(a32 *rsp, uint32_t n) {
     return shm_reached(SHM_LOAD(rsp, acquire), n); /* PAIRS WITH shm_respond "answer published" */
 }

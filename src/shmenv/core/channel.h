@@ -95,6 +95,16 @@ static inline int shm_has_ended(a32 *ended, uint32_t n) {
 static inline void shm_reset_channel(a32 *cmd, a32 *rsp) {
     SHM_STORE(rsp, SHM_LOAD(cmd, relaxed), relaxed); /* the start of the successor orders it */
 }
+/* doing, steps, busy_ns, wait_ns, spins, parks; each whole, together no snapshot */
+static inline void shm_read_account(shm_worker *w, uint64_t values[6]) {
+    values[0] = SHM_LOAD(&w->doing, relaxed);
+    values[1] = SHM_LOAD(&w->steps, relaxed);
+    values[2] = SHM_LOAD(&w->busy_ns, relaxed);
+    values[3] = SHM_LOAD(&w->wait_ns, relaxed);
+    values[4] = SHM_LOAD(&w->spins, relaxed);
+    values[5] = SHM_LOAD(&w->parks, relaxed);
+}
+static inline uint32_t shm_generation(shm_worker *w) { return SHM_LOAD(&w->generation, relaxed); }
 static inline void shm_reset_worker(shm_worker *w) {
     SHM_STORE(&w->parked, 0, relaxed);
     SHM_STORE(&w->doing, 0, relaxed);

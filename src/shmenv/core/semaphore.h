@@ -33,6 +33,8 @@ static inline void shm_alert(shm_semaphore *s) {
     SHM_FUTEX_WAKE(&s->gate, 1);
 }
 
+static inline uint32_t shm_alerts(shm_semaphore *s) { return SHM_LOAD(&s->alert, acquire); }
+
 /* Waits until scan() counts `need`, or `alert` differs from `seen_alert`; the count goes to *found.
  * Blocks: without the GIL, until then, a signal, the deadline or a heartbeat; the return value says which. */
 static inline int shm_await(shm_semaphore *s, uint32_t need, uint32_t seen_alert, shm_scan scan, void *arg,

@@ -42,9 +42,16 @@ static inline void os_futex_wake(uint32_t *word, int count) {
 
 /* A nameless, unsized block of shared memory, mode 0600, close-on-exec: nothing to leak, nothing to find. */
 static inline int os_memory(const char *label) {
-    int fd = (int)syscall(SYS_memfd_create, label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0)
-        return fchmod(fd, 0600) == 0 ? fd : -errno;
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+    int fd = (int)syscall(SYS_memfd_create, label, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) /* before Linux 6.3; from then on a system may insist on it */
+        fd = (int)syscall(SYS_memfd_create, label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0) {
+        fchmod(fd, 0600); /* it has no name: the mode only shows in /proc */
+        return fd;
+    }
     /* refused by a seccomp filter or an old kernel: a name that lives for two system calls */
     char name[64];
     for (int attempt = 0; attempt < 16; attempt++) {
@@ -59,15 +66,12 @@ static inline int os_memory(const char *label) {
     }
     return -errno;
 }
-/* Reserves every page now: running out is an error here, not a SIGBUS at some later store. */
-static inline int os_allocate(int fd, int64_t size) {
-    if (ftruncate(fd, size) != 0)
-        return -errno;
-    int error;
-    do
-        error = posix_fallocate(fd, 0, size);
-    while (error == EINTR);
-    return -error;
+static inline int os_resize(int fd, int64_t size) { return ftruncate(fd, size) == 0 ? 0 : -errno; }
+/* Reserves every page now: running out is an error here, not a SIGBUS at some later store. -EINTR: call again. */
+static inline int os_reserve(int fd, int64_t offset, int64_t length) { return -posix_fallocate(fd, offset, length); }
+/* Gives the pages back; the range reads as zeros. */
+static inline int os_release(int fd, int64_t offset, int64_t length) {
+    return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) == 0 ? 0 : -errno;
 }
 /* The size is final: no holder of the descriptor can take pages away under a mapping. Where sealing is not offered
  * (shm_open) this is said by -EINVAL. */
@@ -88,6 +92,18 @@ static inline int os_pidfd(int pid) {
 static inline void os_kill_own_group(void) {
     kill(-getpid(), SIGKILL);
     kill(getpid(), SIGKILL);
+}
+/* What ends another thread's poll. */
+static inline int os_event(void) {
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return fd >= 0 ? fd : -errno;
+}
+static inline void os_notify(int event) {
+    (void)eventfd_write(event, 1); /* full: it is readable already */
+}
+static inline void os_drain(int event) {
+    eventfd_t count;
+    (void)eventfd_read(event, &count);
 }
 static inline int os_poll(struct pollfd *fds, int count, int timeout_ms) {
     int n = poll(fds, (nfds_t)count, timeout_ms);

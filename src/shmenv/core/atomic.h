@@ -16,6 +16,7 @@
 #include "model.h"
 #else
 #include <stdatomic.h>
+#include <string.h>
 #include "os.h"
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "needs lock-free 32 and 64 bit atomics");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "SHM_LOW_WORD names the first half of a 64 bit word");
@@ -26,6 +27,8 @@ typedef _Atomic uint64_t a64;
 #define SHM_ADD(p, v, order) atomic_fetch_add_explicit(p, v, memory_order_##order)
 #define SHM_SWAP(p, v, order) atomic_exchange_explicit(p, v, memory_order_##order)
 #define SHM_FENCE(order) atomic_thread_fence(memory_order_##order)
+#define SHM_COPY_IN(shared, own, size) memcpy(shared, own, size)  /* payload: a counter says whose it is, and */
+#define SHM_COPY_OUT(own, shared, size) memcpy(own, shared, size) /* its release and acquire order it */
 #define SHM_LOW_WORD(p) ((a32 *)(p)) /* what a futex on a 64 bit counter waits on */
 #define SHM_FUTEX_WAIT(p, expected, ns) os_futex_wait((uint32_t *)(p), expected, ns)
 #define SHM_FUTEX_WAKE(p, count) os_futex_wake((uint32_t *)(p), count)
@@ -49,11 +52,6 @@ enum { SHM_READY = 0, SHM_ALERT = 1, SHM_TIMEOUT = 2, SHM_INTERRUPTED = 3, SHM_H
 /* Parks once on *word while it holds `expected`, no longer than the heartbeat and the deadline allow.
  * SHM_READY: look again; else SHM_TIMEOUT, SHM_INTERRUPTED (a signal), SHM_HEARTBEAT. Blocks without the GIL. */
 static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
-#ifdef SHM_MODEL
-    wait->parks++;
-    SHM_FUTEX_WAIT(word, expected, wait->heartbeat_ns);
-    return SHM_READY;
-#else
     int64_t span = wait->heartbeat_ns;
     int last = 0;
     if (wait->deadline_ns != INT64_MAX) {
@@ -77,28 +75,26 @@ static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
     default:
         return SHM_READY;
     }
-#endif
 }
 
-/* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds or spin_ns is up.
- * Never a pause-spin: with as many processes as cores it keeps the awaited side from running. Absent in the model. */
+/* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds (1) or spin_ns is up
+ * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running. The model looks
+ * once. */
 #ifdef SHM_MODEL
-#define SHM_SPIN(wait, over) ((void)0)
+#define SHM_SPIN(wait, over) ((wait)->spin_ns > 0 && (over))
 #else
 #define SHM_SPIN(wait, over)                                                                                          \
-    do {                                                                                                              \
+    __extension__({                                                                                                   \
+        int held_ = 0;                                                                                                \
         if ((wait)->spin_ns > 0) {                                                                                    \
             int64_t spin_end_ = os_now_ns() + (wait)->spin_ns;                                                        \
             if (spin_end_ > (wait)->deadline_ns)                                                                      \
                 spin_end_ = (wait)->deadline_ns;                                                                      \
-            do {                                                                                                      \
-                if (over) {                                                                                           \
-                    (wait)->spins++;                                                                                  \
-                    break;                                                                                            \
-                }                                                                                                     \
+            while (!(held_ = (over)) && os_now_ns() < spin_end_)                                                      \
                 os_yield();                                                                                           \
-            } while (os_now_ns() < spin_end_);                                                                        \
+            (wait)->spins += (uint64_t)held_;                                                                         \
         }                                                                                                             \
-    } while (0)
+        held_;                                                                                                        \
+    })
 #endif
 #endif

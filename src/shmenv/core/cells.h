@@ -35,7 +35,8 @@ static inline int shm_read_cell(shm_cells *s, a64 *cells, size_t words, uint32_t
 }
 /* Blocks: without the GIL, until the version is past `seen`, a signal, the deadline or a heartbeat. */
 static inline int shm_await_version(shm_cells *s, uint64_t seen, shm_wait *wait) {
-    SHM_SPIN(wait, SHM_LOAD(&s->version, relaxed) > seen);
+    if (SHM_SPIN(wait, SHM_LOAD(&s->version, relaxed) > seen))
+        return SHM_READY;
     int how = SHM_READY;
     SHM_ADD(&s->waiters, 1, seq_cst);
     uint64_t now = SHM_LOAD(&s->version, seq_cst);

@@ -63,7 +63,8 @@ static inline uint32_t shm_bell(shm_worker *w) {
 /* Called by: the worker, when a scan after reading `seen` found nothing to do.
  * Blocks: without the GIL, until the bell rang (SHM_READY), a signal or a heartbeat. */
 static inline int shm_await_bell(shm_worker *w, uint32_t seen, shm_wait *wait) {
-    SHM_SPIN(wait, SHM_LOAD(&w->bell, relaxed) != seen);
+    if (SHM_SPIN(wait, SHM_LOAD(&w->bell, relaxed) != seen))
+        return SHM_READY;
     int how = SHM_READY;
     SHM_STORE(&w->parked, 1, seq_cst); /* PAIRS WITH shm_ring_bell "bell then parked" */
     if (SHM_LOAD(&w->bell, seq_cst) == seen)

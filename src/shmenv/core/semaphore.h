@@ -50,7 +50,9 @@ static inline int shm_await(shm_semaphore *s, uint32_t need, uint32_t seen_alert
         if (wait->deadline_ns == 0)
             return SHM_TIMEOUT;
         uint32_t wake_at = posted + (need - have);
-        SHM_SPIN(wait, shm_reached(SHM_LOAD(&s->posted, relaxed), wake_at) || SHM_LOAD(&s->alert, relaxed) != seen_alert);
+        if (SHM_SPIN(wait, shm_reached(SHM_LOAD(&s->posted, relaxed), wake_at) ||
+                               SHM_LOAD(&s->alert, relaxed) != seen_alert))
+            continue;
         SHM_STORE(&s->wake_at, wake_at, relaxed);
         SHM_STORE(&s->gate, 1, seq_cst); /* PAIRS WITH shm_post "posted then gate", shm_alert "alert then gate" */
         if (shm_reached(SHM_LOAD(&s->posted, seq_cst), wake_at) || SHM_LOAD(&s->alert, seq_cst) != seen_alert) {

@@ -1,0 +1,165 @@
+"""What fits no array, as bytes: any object, env factories, and exceptions that must reach the other process whole."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cloudpickle
+
+PROTOCOL = 5
+ERROR_LIMIT = 1 << 16  # characters of each text of an error, and bytes of its pickled exception
+
+
+def dump(obj: Any) -> bytes:
+    """Pickle an object, by value if it cannot be found under a name (a lambda, a local class).
+
+    Raises:
+        TypeError: it cannot be pickled. The text says why.
+    """
+    try:
+        return pickle.dumps(obj, PROTOCOL)
+    except Exception:  # __reduce__ and __getstate__ raise what they like
+        pass
+    try:
+        return bytes(cloudpickle.dumps(obj, PROTOCOL))
+    except Exception as error:
+        raise TypeError(
+            f"cannot send a {type(obj).__qualname__} to another process: {type(error).__name__}: {error}"
+        ) from error
+
+
+def dump_factory(factory: Callable[..., Any]) -> bytes:
+    """Pickle a function as cloudpickle does: what stands in `__main__` or a notebook travels by value.
+
+    Raises:
+        TypeError: it cannot be pickled. The text says why.
+    """
+    try:
+        return bytes(cloudpickle.dumps(factory, PROTOCOL))
+    except Exception as error:
+        raise TypeError(f"cannot send {factory!r} to another process: {type(error).__name__}: {error}") from error
+
+
+def load(data: bytes | bytearray | memoryview) -> Any:
+    """The object that `dump` or `dump_factory` of one of this pool's own processes has written.
+
+    Raises:
+        Exception: whatever the object's class or its import raises.
+    """
+    return pickle.loads(data)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteError:
+    """An exception of another process.
+
+    Attributes:
+        type_name: qualified name of its class, `builtins.` left out.
+        message: its text; for the exits one sentence that says what the env did.
+        traceback_text: the whole chain of causes as Python prints it.
+        exception: the exception itself, attributes included; None if it did not survive the journey.
+    """
+
+    type_name: str
+    message: str
+    traceback_text: str
+    exception: BaseException | None
+
+
+def dump_error(exc: BaseException, limit: int = ERROR_LIMIT) -> bytes:
+    """Describe an exception so that `load_error` can always read it. Never raises.
+
+    The exception itself goes along if it comes out of a round trip here as it went in. If its class has a constructor
+    that pickle cannot call, it is rebuilt without the constructor.
+
+    Args:
+        exc: the exception, with its traceback and causes.
+        limit: characters of the message and of the traceback (its middle is left out), bytes of the exception.
+    """
+    parts = (
+        _quietly(lambda: _type_name(type(exc)), "unknown exception"),
+        _quietly(lambda: _cut(_message(exc), limit), "(the exception's text cannot be shown)"),
+        _quietly(lambda: _cut("".join(traceback.format_exception(exc)), limit), "(the traceback cannot be shown)\n"),
+        _quietly(lambda: _dump_exception(exc, limit), b""),
+    )
+    return pickle.dumps(parts, PROTOCOL)
+
+
+def load_error(data: bytes | bytearray | memoryview) -> RemoteError:
+    """What `dump_error` has written. An exception whose class is not known in this process is left out."""
+    type_name, message, traceback_text, pickled = pickle.loads(data)
+    exception = _quietly(lambda: pickle.loads(pickled), None) if pickled else None
+    return RemoteError(type_name, message, traceback_text, exception)
+
+
+def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """An exception from its parts, without its class's constructor. Named in pickles; not for other use."""
+    exc = cls.__new__(cls, *args)
+    exc.args = args
+    exc.__dict__.update(state)
+    return exc
+
+
+class _Rebuilt:
+    """Pickles as the exception it holds."""
+
+    def __init__(self, exc: BaseException) -> None:
+        self.exc = exc
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_exception, (type(self.exc), self.exc.args, dict(self.exc.__dict__))
+
+
+def _dump_exception(exc: BaseException, limit: int) -> bytes:
+    for candidate in (exc, _Rebuilt(exc)):
+        data: bytes = _quietly(partial(_dump_survivor, candidate, exc), b"")
+        if 0 < len(data) <= limit:
+            return data
+    return b""
+
+
+def _dump_survivor(candidate: object, exc: BaseException) -> bytes:
+    data = dump(candidate)
+    return data if _same(load(data), exc) else b""
+
+
+def _same(one: BaseException, two: BaseException) -> bool:
+    # A class that came by value is another object of the same name. Texts differ if the constructor, called with what
+    # it had passed on to Exception, has built a text around a text.
+    return (
+        _type_name(type(one)) == _type_name(type(two))
+        and str(one) == str(two)
+        and len(one.args) == len(two.args)
+        and one.__dict__.keys() == two.__dict__.keys()
+    )
+
+
+def _type_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _message(exc: BaseException) -> str:
+    if isinstance(exc, SystemExit):
+        return f"the env called sys.exit({'' if exc.code is None else repr(exc.code)})"
+    if isinstance(exc, KeyboardInterrupt):
+        return f"the env raised KeyboardInterrupt({', '.join(map(repr, exc.args))})"
+    return str(exc)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
+
+
+def _quietly(make: Callable[[], Any], otherwise: Any) -> Any:
+    try:
+        return make()
+    except BaseException:  # the user's __str__, __reduce__ or constructor may even call sys.exit
+        return otherwise

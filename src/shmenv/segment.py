@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
@@ -303,3 +304,20 @@ class Spill(_Memory):
             parts.append(part)
             start, length = start + len(part), length - len(part)
         return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+class StackLog(_Memory):
+    """A file in memory to which dying or hanging workers append the stacks that faulthandler prints."""
+
+    def __init__(self) -> None:
+        super().__init__("stacks")
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)  # of the open file, so in every process
+
+    def size(self) -> int:
+        """Bytes so far."""
+        return os.fstat(self.fileno()).st_size
+
+    def text(self, start: int) -> str:
+        """What was appended from byte `start` on, at most 64 KiB of it."""
+        return os.pread(self.fileno(), 1 << 16, start).decode(errors="replace")

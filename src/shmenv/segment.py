@@ -106,14 +106,11 @@ def _bytes(count: int) -> str:
     return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 20 else f"{count:,} bytes"
 
 
-class _Memory:
-    """A descriptor of shared memory that travels to a process that is being started, and in no other way."""
+class Descriptor:
+    """A file descriptor that travels to a process that is being started, and in no other way."""
 
-    def __init__(self, label: str) -> None:
-        try:
-            self._fd = _ring.create_memory(f"shmenv-{label}")
-        except OSError as error:
-            raise ResourceError(error.errno, f"no shared memory to be had: {error.strerror}") from error
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
     def fileno(self) -> int:
         """Return the descriptor. Raises ClosedError after close()."""
@@ -131,13 +128,6 @@ class _Memory:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
 
-    def _seal(self) -> None:
-        try:
-            _ring.seal(self._fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # no memfd here but shm_open: nobody else has its name either
-                raise
-
     def __reduce__(self) -> tuple[object, ...]:
         try:
             context.assert_spawning(self)
@@ -153,13 +143,37 @@ class _Memory:
         return {}
 
 
-def _arrive(kind: type[_Memory], fd: _DupFd, luggage: dict[str, object]) -> _Memory:
+def _arrive(kind: type[Descriptor], fd: _DupFd, luggage: dict[str, object]) -> Descriptor:
     """Called by: the started process, while it unpickles its arguments."""
-    memory = kind.__new__(kind)
-    memory._fd = fd.detach()
-    os.set_inheritable(memory._fd, False)  # the start made it inheritable, and envs may start programs
-    memory.__dict__.update(luggage)
-    return memory
+    arrived = kind.__new__(kind)
+    arrived._fd = fd.detach()
+    os.set_inheritable(arrived._fd, False)  # the start made it inheritable, and envs may start programs
+    arrived.__dict__.update(luggage)
+    return arrived
+
+
+class ProcessHandle(Descriptor):
+    """This very process as a handle that others can watch: unlike its id, it never comes to mean another process."""
+
+    def __init__(self) -> None:
+        super().__init__(_ring.pidfd_open(os.getpid()))
+
+
+class _Memory(Descriptor):
+    """Nameless shared memory."""
+
+    def __init__(self, label: str) -> None:
+        try:
+            super().__init__(_ring.create_memory(f"shmenv-{label}"))
+        except OSError as error:
+            raise ResourceError(error.errno, f"no shared memory to be had: {error.strerror}") from error
+
+    def _seal(self) -> None:
+        try:
+            _ring.seal(self._fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # no memfd here but shm_open: nobody else has its name either
+                raise
 
 
 class Segment(_Memory):

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import codec
-from .errors import UsageError
-from .fit import NUMBER_KINDS, MisfitError, as_array, fit, is_tensor
-from .layout import ArrayNode, DictNode, Node, Path, TupleNode, assemble, leaves, path_text
+from shmenv. import codec
+from shmenv.errors import UsageError
+from shmenv.fit import NUMBER_KINDS, MisfitError, as_array, fit, is_tensor
+from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, assemble, leaves, path_text
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import codec
-from .fit import MisfitError, fit
-from .layout import ArrayNode, DictNode, Node, Path, TupleNode, leaves, path_text
+from shmenv. import codec
+from shmenv.fit import MisfitError, fit
+from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, leaves, path_text
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 _Write: TypeAlias = Callable[[Any, int, int, list[Any]], None]

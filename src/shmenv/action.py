@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shmenv. import codec
+from shmenv import codec
 from shmenv.errors import UsageError
 from shmenv.fit import NUMBER_KINDS, MisfitError, as_array, fit, is_tensor
 from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, assemble, leaves, path_text

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shmenv. import codec
+from shmenv import codec
 from shmenv.fit import MisfitError, fit
 from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, leaves, path_text
 

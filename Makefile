@@ -36,7 +36,7 @@ lint: .venv/.dependencies ## check the style (ruff)
 
 types: .venv/.built ## check the type hints (mypy strict) and the stubs of the compiled modules against the modules
 	@$(BIN)/mypy src tests
-	@$(BIN)/mypy bench examples tools
+	@MYPYPATH=bench $(BIN)/mypy bench examples tools
 	@$(BIN)/python -m mypy.stubtest $(COMPILED)
 
 bench: .venv/.built ## measure every part beside its plain alternative (pytest-benchmark)

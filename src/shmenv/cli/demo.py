@@ -44,10 +44,10 @@ class Player(Protocol):
 
 
 class PoolPlayer:
-    """`shmenv.Pool` as it comes."""
+    """`shmenv.Pool` as it comes, unless options say otherwise."""
 
-    def __init__(self, env_fns: list[Callable[[], Any]]) -> None:
-        self.pool = shmenv.Pool(env_fns)
+    def __init__(self, env_fns: list[Callable[[], Any]], **options: Any) -> None:
+        self.pool = shmenv.Pool(env_fns, **options)
         self.close = self.pool.close
 
     def reset(self, seed: int) -> Any:
@@ -154,7 +154,7 @@ def table(games: list[Game]) -> Table:
     return result
 
 
-def check_values(players: dict[str, Player], game: Game, actions: list[np.ndarray[Any, Any]]) -> None:
+def check_values(players: dict[str, Player], title: str, actions: list[np.ndarray[Any, Any]]) -> None:
     """Step all players by the same seeds and actions.
 
     Raises:
@@ -163,7 +163,7 @@ def check_values(players: dict[str, Player], game: Game, actions: list[np.ndarra
     wanted_obs = players["SyncVectorEnv"].reset(seed=0)
     others = {name: player for name, player in players.items() if name != "SyncVectorEnv"}
     for name, player in others.items():
-        np.testing.assert_array_equal(player.reset(seed=0), wanted_obs, err_msg=f"{game.title}, {name}, reset")
+        np.testing.assert_array_equal(player.reset(seed=0), wanted_obs, err_msg=f"{title}, {name}, reset")
     for step in range(CHECKED_STEPS):
         action = actions[step % len(actions)]
         wanted = players["SyncVectorEnv"].step(action)
@@ -171,7 +171,7 @@ def check_values(players: dict[str, Player], game: Game, actions: list[np.ndarra
             for what, got, want in zip(
                 ("obs", "reward", "terminated", "truncated"), player.step(action), wanted, strict=True
             ):
-                np.testing.assert_array_equal(got, want, err_msg=f"{game.title}, {name}, step {step}, {what}")
+                np.testing.assert_array_equal(got, want, err_msg=f"{title}, {name}, step {step}, {what}")
 
 
 def measure(
@@ -203,7 +203,7 @@ def play(game: Game, seconds: float, display: Display, share: float) -> None:
         with closing(game.make()) as env:
             env.action_space.seed(0)
             actions = [np.array([env.action_space.sample() for _ in range(game.num_envs)]) for _ in range(64)]
-        check_values(players, game, actions)
+        check_values(players, game.title, actions)
         display.note(f"{game.title}: {CHECKED_STEPS} steps by the same seeds and actions give the same values")
         for number in range(1, ROUNDS + 1):
             for name in reversed(PLAYERS):

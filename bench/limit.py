@@ -1,0 +1,142 @@
+"""How near does a pool in lock-step come to processes that step the same envs and never talk?
+
+The limit is one free-running process a worker, each with its share of the envs: no manager, no batch, no other process
+to wait for, and nobody gets the observations. Beside it, in turn and in the same run: Pool, Gymnasium's AsyncVectorEnv
+and SyncVectorEnv. Before the clock starts all but the limit are compared value for value over the same actions.
+
+    python bench/limit.py --rounds 7 cartpole
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from cases import CASES, Case
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from machine import describe
+
+import shmenv
+from shmenv.cli.demo import GymnasiumPlayer, Player, PoolPlayer, check_values
+from shmenv.cpu import usable_cores
+
+LIMIT, POOL, ASYNC, SYNC = "the limit", "shmenv.Pool", "AsyncVectorEnv", "SyncVectorEnv"
+
+
+def run_freely(pickled: bytes, actions: list[np.ndarray[Any, Any]], orders: Connection) -> None:
+    """Steps envs for as many seconds as each order says, and answers with (env steps, seconds)."""
+    envs = [make() for make in cloudpickle.loads(pickled)]
+    for env in envs:
+        env.reset(seed=0)
+    orders.send("ready")
+    while (seconds := orders.recv()) is not None:
+        batches = 0
+        start = time.perf_counter()
+        while (now := time.perf_counter()) < start + seconds:
+            for env, action in zip(envs, actions[batches % len(actions)], strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+            batches += 1
+        orders.send((batches * len(envs), now - start))
+
+
+class Limit:
+    """The free-running processes."""
+
+    def __init__(self, case: Case, num_workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.orders: list[Connection] = []
+        self.processes = []
+        for envs in np.array_split(np.arange(case.num_envs), num_workers):
+            ours, theirs = context.Pipe()
+            pickled = cloudpickle.dumps([case.env_fns[env] for env in envs])
+            actions = [row[envs] for row in case.actions()]
+            self.processes.append(context.Process(target=run_freely, args=(pickled, actions, theirs), daemon=True))
+            self.processes[-1].start()
+            self.orders.append(ours)
+        for order in self.orders:
+            assert order.recv() == "ready"
+
+    def speed(self, seconds: float) -> float:
+        """Env steps per second of all of them together."""
+        for order in self.orders:
+            order.send(seconds)
+        answers = [order.recv() for order in self.orders]
+        return float(sum(steps / spent for steps, spent in answers))
+
+    def close(self) -> None:
+        for order, process in zip(self.orders, self.processes, strict=True):
+            order.send(None)
+            process.join()
+
+
+def speed_of(player: Player, num_envs: int, actions: list[np.ndarray[Any, Any]], seconds: float) -> float:
+    """Env steps per second in lock-step."""
+    batches = 0
+    start = time.perf_counter()
+    while (now := time.perf_counter()) < start + seconds:
+        player.step(actions[batches % len(actions)])
+        batches += 1
+    return batches * num_envs / (now - start)
+
+
+def measure(case: Case, num_workers: int, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Env steps per second of each contender, one number a round; the contenders take turns."""
+    actions = case.actions()
+    with ExitStack() as stack:
+        # Gymnasium's first: it forks, which is right only while there are no threads.
+        starts: dict[str, Callable[[], Player]] = {
+            ASYNC: lambda: GymnasiumPlayer(partial(AsyncVectorEnv, shared_memory=True), case.env_fns),
+            SYNC: lambda: GymnasiumPlayer(SyncVectorEnv, case.env_fns),
+            POOL: lambda: PoolPlayer(case.env_fns, num_workers=num_workers),
+        }
+        players: dict[str, Player] = {}
+        for name, start in starts.items():
+            players[name] = start()
+            stack.callback(players[name].close)
+        limit = Limit(case, num_workers)
+        stack.callback(limit.close)
+        check_values(players, case.title, actions)
+        contenders: dict[str, Callable[[float], float]] = {LIMIT: limit.speed}
+        for name in (POOL, ASYNC, SYNC):
+            contenders[name] = partial(speed_of, players[name], case.num_envs, actions)
+        for run in contenders.values():
+            run(0.2)  # caches and frequencies settle
+        speeds: dict[str, list[float]] = {name: [] for name in contenders}
+        for _ in range(rounds):
+            for name, run in contenders.items():
+                speeds[name].append(run(seconds))
+    return speeds
+
+
+def print_table(title: str, speeds: dict[str, list[float]]) -> None:
+    print(f"\n{title}: median (lowest - highest) of {len(speeds[LIMIT])} rounds in turn")
+    print(f"{'':16}{'of the limit':>14}{'x Async':>10}{'x Sync':>10}   env steps/s")
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    for name, own in medians.items():
+        ratios = f"{own / medians[LIMIT]:14.2f}{own / medians[ASYNC]:10.2f}{own / medians[SYNC]:10.2f}"
+        print(f"{name:16}{ratios}   {own:,.0f} ({min(speeds[name]):,.0f} - {max(speeds[name]):,.0f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="what to step (all)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="processes (usable cores)")
+    chosen = parser.parse_args()
+    print(describe(), f"shmenv {shmenv.__version__}, {chosen.workers} workers", sep="\n")
+    for name in chosen.cases or CASES:
+        print_table(CASES[name].title, measure(CASES[name], chosen.workers, chosen.rounds, chosen.seconds))
+
+
+if __name__ == "__main__":
+    main()

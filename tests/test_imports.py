@@ -16,8 +16,9 @@ PACKAGE = Path(shmenv.__file__).parent
 # An import may only point upward in this list. `shmenv` is the package itself, so what stands below it (adapters,
 # commands) sees the public names, and nothing above it can.
 ORDER = [
-    *("errors", "_ring", "codec", "_info", "_port", "segment", "layout", "fit", "buffer", "observation", "action"),
-    *("cpu", "info", "batch", "_loop", "worker", "supervisor", "pool", "manager", "shmenv", "adapters", "cli", "__main__"),
+    *("errors", "codec", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer", "info"),
+    *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "pool", "manager"),
+    *("shmenv", "adapters", "cli", "__main__"),
 ]
 CYTHON_IMPORT = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[\w., \t]+))", re.MULTILINE)
 

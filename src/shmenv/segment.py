@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import _ring
 from .errors import ClosedError, ResourceError, ShmenvError, UsageError
@@ -106,6 +106,17 @@ def _bytes(count: int) -> str:
     return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 20 else f"{count:,} bytes"
 
 
+def only_at_process_start(thing: object) -> None:
+    """Raise TypeError unless the arguments of a process that is being started are pickled right now."""
+    try:
+        context.assert_spawning(thing)
+    except RuntimeError:
+        raise TypeError(
+            f"a {type(thing).__name__} travels only as an argument of a process start, for example "
+            "multiprocessing.Process(args=...): what it stands for has no name, so it cannot be pickled or copied"
+        ) from None
+
+
 class Descriptor:
     """A file descriptor that travels to a process that is being started, and in no other way."""
 
@@ -128,14 +139,8 @@ class Descriptor:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        try:
-            context.assert_spawning(self)
-        except RuntimeError:
-            raise TypeError(
-                f"{type(self).__name__}: shared memory travels only as an argument of a process start, for example "
-                "multiprocessing.Process(args=...); it cannot be pickled or copied otherwise"
-            ) from None
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        only_at_process_start(self)
         return _arrive, (type(self), reduction.DupFd(self.fileno()), self._luggage())
 
     def _luggage(self) -> dict[str, object]:

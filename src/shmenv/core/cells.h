@@ -33,6 +33,10 @@ static inline int shm_read_cell(shm_cells *s, a64 *cells, size_t words, uint32_t
     SHM_FENCE(acquire); /* PAIRS WITH shm_write_cell "old cell reused" */
     return SHM_LOAD(&s->version, relaxed) - before <= cell_count - 2;
 }
+/* Of the newest value, which may be read in place from then on, until the writer comes round to its cell again. */
+static inline uint64_t shm_version(shm_cells *s) {
+    return SHM_LOAD(&s->version, acquire); /* as the first load of shm_read_cell */
+}
 /* Blocks: without the GIL, until the version is past `seen`, a signal, the deadline or a heartbeat. */
 static inline int shm_await_version(shm_cells *s, uint64_t seen, shm_wait *wait) {
     if (SHM_SPIN(wait, SHM_LOAD(&s->version, relaxed) > seen))

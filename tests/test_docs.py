@@ -1,0 +1,45 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def run(path: Path, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_and_says_something(path: Path, tmp_path: Path) -> None:
+    assert run(path, tmp_path).strip()
+
+
+def test_the_lines_to_paste_from_the_readme_run(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = tmp_path / "pasted.py"
+    program.write_text(block)
+    assert run(program, tmp_path) == "(64, 4) 64.0\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_to_a_file_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_every_make_target_that_a_text_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for named in re.findall(r"(?:`|^)make ([a-z ]+?)(?:`| +#| [A-Z]|$)", page.read_text(), re.MULTILINE):
+            assert set(named.split()) <= targets, (page.name, named)

@@ -7,9 +7,10 @@ import numpy as np
 import shmenv
 
 
-def rollout(weights: shmenv.SeqlockBuffer, last: int) -> None:
+def rollout(weights: shmenv.SeqlockBuffer, ready: shmenv.Semaphore, last: int) -> None:
     """Takes what is newest until it is `last`; versions in between may be skipped, but none is ever seen half."""
     version, seen = 0, 0
+    ready.post()
     while version < last:
         weights.wait_newer(version)
         version = weights.version
@@ -22,8 +23,10 @@ def rollout(weights: shmenv.SeqlockBuffer, last: int) -> None:
 def main() -> None:
     context = multiprocessing.get_context("spawn")
     weights = shmenv.SeqlockBuffer(np.float32, (100_000,))
-    reader = context.Process(target=rollout, args=(weights, 1000))
+    ready = shmenv.Semaphore()
+    reader = context.Process(target=rollout, args=(weights, ready, 1000))
     reader.start()
+    ready.wait()
     for version in range(1, 1001):
         weights.write(np.full(100_000, version, np.float32))
     reader.join()

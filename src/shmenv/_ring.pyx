@@ -1,6 +1,7 @@
-# cython: embedsignature=True, embedsignature.format=clinic
+# cython: embedsignature=True, embedsignature.format=clinic, autotestdict=False
 """Binding of core/: memory, semaphore, ring, versioned cells, watcher threads. Takes buffers, numbers and flags."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -158,6 +159,7 @@ def end_with(int pidfd) -> None:
     checked(shm_end_with(pidfd))
 
 
+@cython.final
 cdef class Mapping:
     """`size` bytes of a block of shared memory, mapped; a buffer of writable bytes. Unmapped with its last view."""
 
@@ -185,10 +187,15 @@ cdef class Mapping:
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.base, self.size, 0, flags)
 
+    def __buffer__(self, int flags, /):
+        """The same by the name of PEP 688, which Python before 3.12 does not add by itself."""
+        return memoryview(self)
+
     def __reduce__(self):
         raise TypeError("a Mapping belongs to its process: it cannot be pickled or copied")
 
 
+@cython.final
 cdef class Watcher:
     """Watches processes by their pidfds and rings a semaphore with an alert when one ends, without the GIL.
 
@@ -547,6 +554,7 @@ def ring_bytes(object capacity, object itemsize) -> int:
     return sizeof(shm_ring) + _cell_count(capacity) * itemsize
 
 
+@cython.final
 cdef class Cells:
     """A value of `words` 64 bit words with a version, in `memory`: CELLS_HEADER_BYTES, then `count` cells.
 

@@ -10,12 +10,12 @@ from .errors import UsageError
 from .segment import Segment, only_at_process_start
 
 
-def _attach(kind: type[Any], segment: Segment, *arguments: Any) -> Any:
+def _attach(kind: type[Semaphore] | type[Ring], segment: Segment, *arguments: Any) -> Semaphore | Ring:
     """Called by: the started process, while it unpickles its arguments."""
     segment.attach()
-    primitive = kind.__new__(kind)
+    primitive: Any = kind.__new__(kind)
     primitive._join(segment, *arguments)
-    return primitive
+    return primitive  # type: ignore[no-any-return]
 
 
 class Semaphore(_ring.SemaphoreCore):

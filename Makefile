@@ -54,7 +54,7 @@ sanitize: .venv/.built ## the tests again, with the compiled modules under ASan 
 
 sdist: .venv/.dependencies ## build the source distribution into dist/
 	@rm -rf dist
-	@$(BIN)/python -m build --sdist --outdir dist . > /dev/null
+	@log=$$($(BIN)/python -m build --sdist --outdir dist . 2>&1) || { echo "$$log" >&2; exit 1; }
 	@ls dist/*
 
 wheel: sdist ## build the manylinux wheel from the sdist, and step an env with it in a fresh environment

@@ -9,7 +9,7 @@ import numpy as np
 
 from shmenv import codec
 from shmenv.fit import MisfitError, fit
-from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, leaves, path_text
+from shmenv.layout import ArrayNode, DictNode, Node, ObjectNode, Path, TupleNode, leaves, path_text
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 _Write: TypeAlias = Callable[[Any, int, int, list[Any]], None]
@@ -35,7 +35,7 @@ class ObservationWriter:
         """
         remaining = iter(rows)
         self._write = _writer(node, (), remaining, strict_dtype)
-        self._has_objects = not all(isinstance(leaf, ArrayNode) for _, leaf in leaves(node))
+        self._object_paths = [path for path, leaf in leaves(node) if isinstance(leaf, ObjectNode)]
 
     def write(self, obs: Any, plane: int, env_id: int) -> bytes:
         """Write all array leaves of an observation into its row.
@@ -55,12 +55,14 @@ class ObservationWriter:
         """
         objects: list[Any] = []
         self._write(obs, plane, env_id, objects)
-        if not self._has_objects:
+        if not objects:
             return b""
         try:
             return codec.dump(objects)
         except TypeError as error:
-            raise ObservationError(f"observation: {error}") from error
+            for path, value in zip(self._object_paths, objects, strict=True):
+                _check_picklable(path, value)
+            raise ObservationError(f"observation {error}") from error  # fails as a whole only: nested too deep
 
 
 def _writer(node: Node, path: Path, rows: Any, strict: bool) -> _Write:
@@ -118,6 +120,13 @@ def _tuple_writer(node: TupleNode, path: Path, rows: Any, strict: bool) -> _Writ
             write_item(item, plane, env_id, objects)
 
     return write
+
+
+def _check_picklable(path: Path, value: Any) -> None:
+    try:
+        codec.dump(value)
+    except TypeError as error:
+        raise ObservationError(f"{path_text(path, 'observation')} {error}") from error
 
 
 def _is_same(one: Rows, two: Rows) -> bool:

@@ -17,8 +17,8 @@ PACKAGE = Path(shmenv.__file__).parent
 # commands) sees the public names, and nothing above it can.
 ORDER = [
     *("errors", "codec", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer", "info"),
-    *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "pool", "manager"),
-    *("shmenv", "adapters", "cli", "__main__"),
+    *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "exchange"),
+    *("pool", "manager", "shmenv", "adapters", "cli", "__main__"),
 ]
 CYTHON_IMPORT = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[\w., \t]+))", re.MULTILINE)
 

@@ -55,7 +55,7 @@ SPACES: dict[str, Callable[[], Space]] = {
     "multidiscrete of two axes": lambda: MultiDiscrete(np.array([[2, 3], [4, 5]])),
     "multibinary": lambda: MultiBinary(4),
     "multibinary of two axes": lambda: MultiBinary((2, 3)),
-    "dict": lambda: Dict(zoom=Discrete(3), aim=Box(-1, 1, (2,))),
+    "dict": lambda: Dict({"zoom": Discrete(3), "aim": Box(-1, 1, (2,))}),
     "dict of anything": lambda: Dict(cast(Any, {"word": Text(5), 7: Discrete(2), "fruit": FruitSpace()})),
     "tuple": lambda: Tuple((Discrete(3), Box(-1, 1, (2,)))),
     "nest": lambda: Tuple((Dict(a=Tuple((Discrete(2), Box(0, 1, ()))), b=MultiBinary(2)), Dict(c=Dict(d=Discrete(9))))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -231,11 +232,19 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     def fail(self, name: str = "raise") -> Any:
         return FAULTS[name](self)
 
+    def lock(self) -> Any:
+        return threading.Lock()
+
     def pid(self) -> int:
         return os.getpid()
 
     def leaked_pids(self) -> list[int]:
         return [process.pid for process in self.leaked]
+
+    def start_child(self) -> None:
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join()
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
@@ -254,3 +263,11 @@ class OnlyInWorkersEnv(ScriptedEnv):
         if os.getpid() == builder_pid:
             raise AssertionError("built in the manager's process")
         super().__init__(**kwargs)
+
+
+class StuckAtStartEnv(ScriptedEnv):
+    """Leaves its process id in a folder and never comes to be."""
+
+    def __init__(self, folder: str) -> None:
+        open(os.path.join(folder, str(os.getpid())), "x").close()
+        super().__init__(at_start="hang_native")

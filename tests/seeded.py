@@ -59,6 +59,13 @@ class WalkEnv(_SeededEnv):
         return self.position.copy(), float(self.position.sum()), terminated, truncated, info
 
 
+class FailingWalkEnv(WalkEnv):
+    """Raises in every step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise ValueError("lost its way")
+
+
 class BufferEnv(_SeededEnv):
     """Writes each observation into the same preallocated array, and returns that."""
 
@@ -279,6 +286,19 @@ class GivesEnv(gymnasium.Env[Any, Any]):
             False,
             self.infos[(self.t - 1) % len(self.infos)],
         )
+
+
+class BareEnv:
+    """Declares nothing, and returns the same observation for ever, in DI-engine's style."""
+
+    def __init__(self, observation: Any) -> None:
+        self.observation = observation
+
+    def reset(self) -> Any:
+        return self.observation
+
+    def step(self, action: Any) -> Timestep:
+        return Timestep(self.observation, 0.0, False, {})
 
 
 class GlobalRandomEnv(gymnasium.Env[Any, Any]):

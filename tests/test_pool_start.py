@@ -1,0 +1,269 @@
+"""The start of a pool: what is refused, constructors that fail or hang, start methods, what a worker is given."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from envs import OnlyInWorkersEnv, ScriptedEnv, actions
+from support import Script, eventually, is_gone
+
+import shmenv
+
+MakePool = Callable[..., shmenv.Pool]
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "options"),
+    [
+        ([], {}),
+        ([1, 2], {}),
+        (ScriptedEnv, {}),
+        ([ScriptedEnv], {"num_workers": 0}),
+        ([ScriptedEnv], {"num_workers": -1}),
+        ([ScriptedEnv] * 2, {"batch_size": 0}),
+        ([ScriptedEnv] * 2, {"batch_size": 3}),
+        ([ScriptedEnv], {"slots": 3}),
+        ([ScriptedEnv], {"slots": 1}),
+        ([ScriptedEnv], {"autoreset": "sometimes"}),
+        ([ScriptedEnv], {"context": "thread"}),
+        ([ScriptedEnv], {"on_error": "ignore"}),
+        ([ScriptedEnv], {"affinity": "everywhere"}),
+        ([ScriptedEnv], {"affinity": [10**6]}),
+        ([ScriptedEnv], {"start_timeout": -1.0}),
+    ],
+    ids=str,
+)
+def test_arguments_without_sense_are_usage_errors(env_fns: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(shmenv.UsageError):
+        shmenv.Pool(env_fns, **{"context": "fork", **options})
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    """Covers arguments that are accepted and have no effect."""
+    with pytest.raises(TypeError):
+        shmenv.Pool([ScriptedEnv], seed=3)
+
+
+def test_env_factories_may_be_closures(make_pool: MakePool, context: str) -> None:
+    """Covers factories that only some start methods can carry: lambdas, closures, classes made in a function."""
+
+    class LocalEnv(ScriptedEnv):
+        pass
+
+    lengths = [1, 2]
+    pool = make_pool([lambda i=i: LocalEnv(length=lengths[i]) for i in range(2)], context=context)
+    pool.reset()
+    assert pool.step(actions(2)).terminated.tolist() == [True, False]
+
+
+def test_no_env_is_built_in_the_managers_process(make_pool: MakePool, context: str) -> None:
+    """Covers a throw-away env that is built in the parent for its spaces, and takes ports or a GPU there."""
+    pool = make_pool([partial(OnlyInWorkersEnv, os.getpid())] * 3, num_workers=2, context=context)
+    pool.reset()
+    assert os.getpid() not in pool.call("pid")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("raise", "missing asset"), ("sys_exit", "SystemExit"), ("raise_odd", "odd")]
+)
+def test_a_constructor_that_raises_is_told_with_its_env(context: str, fault: str, says: str) -> None:
+    """Covers an exception while an env is built, which hangs the start or ends in a ConnectionResetError."""
+    env_fns = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault), ScriptedEnv]
+    with pytest.raises(shmenv.EnvError, match=says) as caught:
+        shmenv.Pool(env_fns, num_workers=2, context=context)
+    error = caught.value
+    assert (error.env_id, error.worker_id, error.command) == (2, 1, "construct")
+    assert "env 2" in str(error) and "envs.py" in error.traceback_text
+    if fault == "raise":
+        assert isinstance(error.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(("fault", "exitcode"), [("kill", -9), ("exit", 3), ("segfault", -11)])
+def test_a_constructor_that_kills_its_worker_is_told_with_its_env(context: str, fault: str, exitcode: int) -> None:
+    with pytest.raises(shmenv.WorkerDiedError) as caught:
+        shmenv.Pool([ScriptedEnv, partial(ScriptedEnv, at_start=fault)], num_workers=2, context=context)
+    error = caught.value
+    assert error.worker_id == 1 and error.env_ids == (1,) and error.exitcode == exitcode
+    assert "construct" in str(error) and "env 1" in str(error)
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_native"])
+def test_a_constructor_that_hangs_is_told_with_its_stack(context: str, fault: str) -> None:
+    """Covers a start that waits for ever for a worker stuck in an env's constructor."""
+    env_fns = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault)]
+    with pytest.raises(shmenv.WorkerTimeoutError) as caught:
+        shmenv.Pool(env_fns, num_workers=2, context=context, start_timeout=6.0 if context != "fork" else 1.0)
+    text = str(caught.value)
+    for part in ("env 2", "construct", "envs.py", f"in _{fault}"):
+        assert part in text
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_factories_that_make_no_env_are_told(make_pool: MakePool) -> None:
+    with pytest.raises(shmenv.EnvError, match="reset") as caught:
+        make_pool([ScriptedEnv, dict], num_workers=1)
+    assert caught.value.env_id == 1 and caught.value.command == "construct"
+
+
+def test_factories_that_cannot_travel_are_a_usage_error(context: str) -> None:
+    lock = threading.Lock()
+    with pytest.raises(shmenv.UsageError, match="pickle"):
+        shmenv.Pool([lambda: lock and ScriptedEnv()], context=context)
+
+
+def test_too_little_memory_is_told_at_construction() -> None:
+    """Covers segments that turn out too small later, as a bus error without a message."""
+    from gymnasium.spaces import Box, Discrete
+    from seeded import SpaceEnv
+
+    huge = partial(SpaceEnv, Box(0, 255, (1 << 20, 1 << 20), np.uint8), Discrete(2))
+    with pytest.raises(shmenv.ResourceError) as caught:
+        shmenv.Pool([huge], context="fork")
+    for part in ("observation", "slots", "num_envs"):
+        assert part in str(caught.value) or part.replace("num_", "") in str(caught.value)
+
+
+def test_each_worker_is_prepared_before_its_envs(make_pool: MakePool, tmp_path: Path, context: str) -> None:
+    """Covers workers that need their own variables (a GPU's number) before the first env is built."""
+
+    def prepare(worker_id: int) -> None:
+        os.environ["PREPARED"] = str(worker_id)
+
+    pool = make_pool([ReadsAtStartEnv] * 3, num_workers=2, worker_init=prepare, context=context)
+    found = pool.get_attr("prepared")
+    assert set(found) == {"0", "1"} and list(found) == sorted(found)
+
+
+class ReadsAtStartEnv(ScriptedEnv):
+    """Notes what stands in the environment when it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = os.environ.get("PREPARED")
+
+
+def test_workers_use_one_thread_unless_told_otherwise(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Covers workers that each start as many numeric threads as there are cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    for name in ("fork", "spawn"):
+        found = make_pool([ScriptedEnv], context=name).call("environment")[0]
+        assert found["OMP_NUM_THREADS"] == "1" and found["MKL_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_the_users_own_signal_handlers_and_affinity_stay(make_pool: MakePool) -> None:
+    import signal
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    cores = os.sched_getaffinity(0)
+    make_pool([ScriptedEnv] * 2, affinity="spread").reset()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_fork_with_live_threads_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """Covers a fork from a process with threads, which deadlocks now and then."""
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+    try:
+        with caplog.at_level(logging.WARNING, "shmenv"), shmenv.Pool([ScriptedEnv], context="fork") as pool:
+            pool.reset()
+        assert any("thread" in record.getMessage() for record in caplog.records)
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_the_default_start_method_does_not_fork_this_process(make_pool: MakePool) -> None:
+    """Covers start methods that change with the Python version: ours is the same everywhere, and no plain fork."""
+    import psutil
+
+    pool = make_pool([ScriptedEnv], context=None)
+    pid = pool.call("pid")[0]
+    assert psutil.Process(pid).ppid() != os.getpid()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_missing_main_guard_is_one_clear_line(start_script: Callable[..., Script], method: str) -> None:
+    """Covers scripts without the guard, which start themselves again and again, or hang."""
+    script = start_script(
+        f"""
+        import shmenv
+        from envs import ScriptedEnv
+        shmenv.Pool([ScriptedEnv] * 2, num_workers=2, context="{method}")
+        """
+    )
+    code, _, errors = script.finish(30)
+    assert code != 0
+    last = errors.strip().splitlines()[-1]
+    assert "if __name__ == '__main__'" in last.replace('"', "'")
+    assert errors.count("Traceback") == 1, errors
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_envs_defined_in_the_main_program_work(start_script: Callable[..., Script], method: str) -> None:
+    """Covers env classes and registrations that exist in the main program alone."""
+    script = start_script(
+        f"""
+        import gymnasium, shmenv
+        from envs import ScriptedEnv
+
+        class MyEnv(ScriptedEnv):
+            pass
+
+        gymnasium.register("Mine-v0", MyEnv)
+
+        if __name__ == "__main__":
+            spec = gymnasium.spec("Mine-v0")
+            with shmenv.Pool([MyEnv, lambda: gymnasium.make(spec)], context="{method}") as pool:
+                print(pool.reset().obs.tolist())
+        """
+    )
+    code, out, errors = script.finish(30)
+    assert (code, out.strip(), errors) == (0, "[[0.0, 0.0], [0.0, 0.0]]", "")
+
+
+def test_a_worker_imports_no_framework_of_its_own(start_script: Callable[..., Script]) -> None:
+    """Covers gigabytes in each worker, because the worker's module imports what only the trainer needs."""
+    script = start_script(
+        """
+        import sys
+        import shmenv
+
+        class Bare:
+            def reset(self):
+                return 0.0
+            def step(self, action):
+                raise AssertionError
+            def modules(self):
+                return sorted(sys.modules)
+
+        if __name__ == "__main__":
+            with shmenv.Pool([Bare], context="spawn") as pool:
+                found = set(pool.call("modules")[0])
+                print(sorted(found & {"gymnasium", "torch", "gym", "ding", "rich", "psutil"}), "numpy" in found)
+        """
+    )
+    assert script.finish(30)[1].strip() == "[] True"
+
+
+def test_envs_may_have_processes_of_their_own(make_pool: MakePool, context: str) -> None:
+    """Covers daemonic workers, which may not have children; and grandchildren that stay behind."""
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, context=context)
+    pool.reset()
+    pool.step(actions(2, {0: "leak", 1: "leak"}))
+    leaked = [pid for pids in pool.call("leaked_pids") for pid in pids]
+    assert len(leaked) == 2 and not any(map(is_gone, leaked))
+    pool.call("start_child")
+    pool.close()
+    eventually(lambda: all(map(is_gone, leaked)))

@@ -1,0 +1,207 @@
+"""One thread at a time, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from envs import Gate, ScriptedEnv, act, actions
+from support import Script, eventually
+
+import shmenv
+
+MakePool = Callable[..., shmenv.Pool]
+
+
+class Call:
+    """Calls something in a thread of its own and keeps what came of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(function,))
+        self.thread.start()
+
+    def _run(self, function: Callable[[], Any]) -> None:
+        try:
+            self.result = function()
+        except BaseException as error:
+            self.error = error
+
+    def join(self, timeout: float = 30.0) -> None:
+        self.thread.join(timeout)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def blocked(make_pool: MakePool, gate: Callable[[int], Gate]) -> tuple[shmenv.Pool, Call, int]:
+    """A pool of two, a thread that waits in recv() for env 0, and the descriptor that lets env 0 go on."""
+    pool = make_pool([partial(ScriptedEnv, gate=gate(i).path) for i in range(2)], num_workers=2)
+    pool.reset()
+    pool.send(actions(2, {0: "slow"}))
+    call = Call(pool.recv)
+    return pool, call, eventually(gate(0).try_hold)
+
+
+def in_use(pool: shmenv.Pool) -> bool:
+    """Whether another thread is inside a call, seen by a question that changes nothing."""
+    try:
+        pool.call("where", env_id=1)
+    except shmenv.UsageError as error:
+        return "thread" in str(error)
+    return False
+
+
+def test_a_second_thread_is_a_usage_error(blocked: tuple[shmenv.Pool, Call, int]) -> None:
+    pool, call, held = blocked
+    eventually(lambda: in_use(pool))
+    for attempt in (
+        lambda: pool.step(actions(2)),
+        lambda: pool.send(actions(1), env_id=[1]),
+        pool.recv,
+        pool.reset,
+        lambda: pool.call("where"),
+        lambda: pool.set_attr("t", 0),
+    ):
+        with pytest.raises(shmenv.UsageError, match="thread"):
+            attempt()
+    os.close(held)
+    call.join()
+    assert call.error is None and call.result.obs.tolist() == [[0, 1]] * 2
+    assert pool.step(actions(2)).obs.tolist() == [[0, 2]] * 2
+
+
+def test_stats_may_be_asked_from_another_thread(blocked: tuple[shmenv.Pool, Call, int]) -> None:
+    pool, call, held = blocked
+    eventually(lambda: in_use(pool))
+    eventually(lambda: pool.stats()["steps"] == 1)
+    assert pool.num_envs == 2 and not pool.closed
+    os.close(held)
+    call.join()
+
+
+def test_close_from_another_thread_ends_a_blocked_call(blocked: tuple[shmenv.Pool, Call, int]) -> None:
+    pool, call, held = blocked
+    eventually(lambda: in_use(pool))
+    pool.close()
+    call.join(10)
+    os.close(held)
+    assert isinstance(call.error, shmenv.ClosedError)
+    assert pool.closed
+
+
+def test_two_threads_may_close_at_once(make_pool: MakePool) -> None:
+    for _ in range(5):
+        pool = make_pool([ScriptedEnv] * 2, num_workers=2)
+        calls = [Call(pool.close) for _ in range(2)]
+        for call in calls:
+            call.join()
+            assert call.error is None
+        assert pool.closed
+
+
+def test_threads_may_take_turns(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 2)
+    pool.reset()
+    for t in range(1, 4):
+        call = Call(lambda: pool.step(actions(2)))
+        call.join()
+        assert call.result.obs.tolist() == [[0, t]] * 2
+
+
+def test_a_pool_may_be_made_and_closed_in_a_thread(make_pool: MakePool) -> None:
+    def work() -> Any:
+        with shmenv.Pool([ScriptedEnv] * 2, context="forkserver") as pool:
+            pool.reset()
+            return pool.step(actions(2)).obs.tolist()
+
+    call = Call(work)
+    call.join()
+    assert call.error is None and call.result == [[0, 1]] * 2
+
+
+def test_ctrl_c_ends_the_call_and_loses_nothing(make_pool: MakePool, gate: Callable[[int], Gate]) -> None:
+    """Covers an interrupt after which no call works, and one that a waiting call does not notice."""
+    pool = make_pool([partial(ScriptedEnv, gate=gate(i).path) for i in range(2)], num_workers=2)
+    pool.reset()
+    held: list[int] = []
+
+    def interrupt() -> None:
+        held.append(eventually(gate(0).try_hold))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    call = Call(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pool.step(actions(2, {0: "slow"}))
+    call.join()
+    assert pool.pending == 2
+    with pytest.raises(shmenv.UsageError):
+        pool.step(actions(2))
+    os.close(held[0])
+    batch = pool.recv(timeout=10)
+    assert batch.env_id.tolist() == [0, 1] and batch.obs.tolist() == [[0, 1]] * 2
+    assert pool.step(actions(2)).obs.tolist() == [[0, 2]] * 2
+
+
+def test_ctrl_c_does_not_end_close(make_pool: MakePool, gate: Callable[[int], Gate]) -> None:
+    pool = make_pool([partial(ScriptedEnv, gate=gate(0).path)], num_workers=1)
+    pool.reset()
+    pool.send([act("slow")])
+    held = eventually(gate(0).try_hold)
+
+    def interrupt() -> None:
+        eventually(lambda: pool.closed)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    call = Call(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+        call.join()
+        threading.Event().wait(10)  # the signal may come only after a quick close
+    call.join()
+    os.close(held)
+    pool.close()
+    assert pool.closed
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ctrl_c_at_the_terminal_is_one_keyboard_interrupt(
+    start_script: Callable[..., Script], gate: Callable[[int], Gate], method: str
+) -> None:
+    """Covers a wall of tracebacks of workers, whose last line is not the interrupt."""
+    script = start_script(
+        f"""
+        import sys
+        from functools import partial
+        import shmenv
+        from envs import ScriptedEnv, actions
+
+        if __name__ == "__main__":
+            pool = shmenv.Pool([partial(ScriptedEnv, gate=sys.argv[1])] * 2, num_workers=2, context="{method}")
+            pool.reset()
+            try:
+                pool.step(actions(2, {{1: "slow"}}))
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            print(pool.recv().obs.tolist(), pool.step(actions(2)).obs.tolist(), flush=True)
+            pool.step(actions(2, {{1: "slow"}}))
+        """,
+        gate(1).path,
+    )
+    held = eventually(gate(1).try_hold, 30)
+    os.killpg(script.process.pid, signal.SIGINT)
+    assert script.line() == "interrupted"
+    os.close(held)
+    assert script.line() == "[[0.0, 1.0], [0.0, 1.0]] [[0.0, 2.0], [0.0, 2.0]]"
+    held = eventually(gate(1).try_hold, 30)
+    os.killpg(script.process.pid, signal.SIGINT)
+    code, _, errors = script.finish(30)
+    os.close(held)
+    assert code == -signal.SIGINT
+    assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"
+    assert errors.count("Traceback") == 1, errors

@@ -43,13 +43,11 @@ class _VersionedValue:
             self._layout.add(str(index), leaf.dtype, leaf.shape)
             end = self._layout.offset(str(index)) + self._layout.nbytes(str(index))
         self._words = -(-end // 8)
-        # One array that fills its cell goes in and out without a copy in between.
+        # One array that fills its cell goes in and out without a copy in between; others are put together first.
         self._direct = len(self._leaves) == 1 and end == self._words * 8
-        self._staging = np.zeros(self._words, np.uint64)
-        self._staged = self._views(self._staging)
+        self._staged: tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]] | None = None
 
     def _views(self, cell: Any) -> list[np.ndarray[Any, Any]]:
-        # A view per leaf. Whatever is wider than 8 bytes must not assume more alignment than a cell has.
         return [self._layout.view(str(index), cell) for index in range(len(self._leaves))]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -72,9 +70,13 @@ class _VersionedValue:
         if self._direct and _is_plain(arrays[0]):
             self._cells.write(arrays[0].reshape(-1).view(np.uint8))
             return
-        for target, array in zip(self._staged, arrays, strict=True):
+        if self._staged is None:
+            cell = np.zeros(self._words, np.uint64)
+            self._staged = cell, self._views(cell)
+        cell, targets = self._staged
+        for target, array in zip(targets, arrays, strict=True):
             target[...] = array
-        self._cells.write(self._staging)
+        self._cells.write(cell)
 
     def _fit(self, path: tuple[Hashable, ...], leaf: ArrayNode, part: Any) -> np.ndarray[Any, Any]:
         try:

@@ -33,8 +33,8 @@ def dump(obj: Any) -> bytes:
         ) from error
 
 
-def dump_factory(factory: Callable[..., Any]) -> bytes:
-    """Pickle a function as cloudpickle does: what stands in `__main__` or a notebook travels by value.
+def dump_factory(factory: Any) -> bytes:
+    """Pickle a function, or a list of them, as cloudpickle does: what stands in `__main__` or a notebook travels by value.
 
     Raises:
         TypeError: it cannot be pickled. The text says why.

@@ -30,8 +30,10 @@ static inline uint32_t shm_order(shm_worker *w) {
 }
 
 /* Called by: the worker, the only writer of its counters. */
-static inline void shm_account(shm_worker *w, uint64_t steps, int64_t busy_ns, int64_t wait_ns, const shm_wait *wait) {
-    SHM_STORE(&w->steps, SHM_LOAD(&w->steps, relaxed) + steps, relaxed);
+static inline void shm_count_step(shm_worker *w) {
+    SHM_STORE(&w->steps, SHM_LOAD(&w->steps, relaxed) + 1, relaxed);
+}
+static inline void shm_account(shm_worker *w, int64_t busy_ns, int64_t wait_ns, const shm_wait *wait) {
     SHM_STORE(&w->busy_ns, SHM_LOAD(&w->busy_ns, relaxed) + (uint64_t)busy_ns, relaxed);
     SHM_STORE(&w->wait_ns, SHM_LOAD(&w->wait_ns, relaxed) + (uint64_t)wait_ns, relaxed);
     SHM_STORE(&w->spins, wait->spins, relaxed);

@@ -1,0 +1,323 @@
+"""The worker's inner loop: take a command, call the env, check, write the row, publish."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+import numpy
+
+from shmenv._info import pack_info
+
+cdef extern from "Python.h":
+    object PyObject_CallOneArg(object function, object argument)
+    bint PyFloat_Check(object value)
+    double PyFloat_AS_DOUBLE(object value)
+
+cdef extern from "ndarray.h":
+    ctypedef struct shm_ndarray:
+        char *data
+        int nd
+        Py_ssize_t *dimensions
+        PyObject *descr
+        int flags
+    const int SHM_C_CONTIGUOUS
+
+cdef extern from "row.h" nogil:
+    const uint32_t SHM_OP_STEP
+    const uint32_t SHM_HAS_PAYLOAD
+    uint32_t SHM_OP_CODE(uint32_t)
+    uint32_t SHM_OP_PLANE(uint32_t)
+    const uint32_t SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET
+
+cdef extern from "channel.h" nogil:
+    ctypedef struct a32:
+        pass
+    ctypedef struct a64:
+        pass
+    ctypedef struct shm_semaphore:
+        pass
+    ctypedef struct shm_wait:
+        int64_t deadline_ns
+        int64_t spin_ns
+        int64_t heartbeat_ns
+        uint64_t spins
+        uint64_t parks
+    ctypedef struct shm_worker:
+        pass
+    const int SHM_INTERRUPTED, SHM_STEP
+    const uint32_t SHM_QUIT
+    const int64_t INT64_MAX
+    int64_t os_now_ns()
+    uint32_t shm_bell(shm_worker *)
+    uint32_t shm_order(shm_worker *)
+    int shm_await_bell(shm_worker *, uint32_t, shm_wait *)
+    uint32_t shm_commanded(a32 *)
+    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t)
+    void shm_count_step(shm_worker *)
+    void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)
+    void shm_respond(a32 *, uint32_t)
+    uint32_t shm_responded(a32 *)
+    void shm_end(a32 *, uint32_t)
+    void shm_post(shm_semaphore *, uint32_t)
+
+cdef object ndarray = numpy.ndarray
+cdef object int64 = numpy.int64
+cdef list small_int64 = [numpy.int64(i) for i in range(256)]  # immutable, so every step may hand out the same ones
+
+cdef _check_ndarray():
+    probe = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)[1:]
+    cdef shm_ndarray *a = <shm_ndarray *><PyObject *>probe
+    if not (
+        <size_t>a.data == <size_t>probe.ctypes.data and a.nd == 2 and a.dimensions[0] == 1 and a.dimensions[1] == 3
+        and a.descr == <PyObject *>probe.dtype and (a.flags & 0x3ff) == (probe.flags.num & 0x3ff)
+    ):
+        raise ImportError("this numpy lays out its arrays in another way; shmenv needs numpy 1.26 to 2.x")
+
+_check_ndarray()
+
+cdef enum: SAME_STEP = 0, NEXT_STEP = 1, DISABLED = 2
+
+
+cdef class Loop:
+    """Runs one worker's envs until the manager orders it to quit.
+
+    Called by: the worker process, its main thread. `worker` does the rare parts in Python (see `worker.Worker`);
+    `addresses` names the worker's places in the segment. Crash: killed before `shm_respond`, a command has not been
+    answered; killed after it, it has.
+    """
+
+    cdef object worker, segment, actions, observations, final_observations, spill_note
+    cdef list steps, normalize, action_rows, binders
+    cdef shm_worker *me
+    cdef shm_semaphore *results
+    cdef a32 *cmd
+    cdef a32 *rsp
+    cdef a32 *ended
+    cdef uint32_t *op
+    cdef uint32_t *flags
+    cdef uint32_t *heads
+    cdef uint32_t *final_heads
+    cdef char *notes
+    cdef char *final_notes
+    cdef double *reward
+    cdef uint8_t *terminated
+    cdef uint8_t *truncated
+    cdef char *obs
+    cdef char *final_obs
+    cdef char *discrete
+    cdef uint32_t *answered
+    cdef uint8_t *over
+    cdef uint32_t first, count, num_envs, autoreset, note_bytes
+    cdef object obs_dtype
+    cdef Py_ssize_t obs_shape[32]
+    cdef int obs_nd
+    cdef Py_ssize_t obs_bytes
+    cdef shm_wait wait
+
+    def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t autoreset, uint32_t note_bytes,
+                  int64_t spin_ns, int64_t heartbeat_ns):
+        cdef size_t base = segment.address
+        cdef uint32_t first = at["first"], count = at["count"]
+        self.worker, self.segment = worker, segment
+        self.first, self.count, self.num_envs, self.autoreset = first, count, num_envs, autoreset
+        self.note_bytes = note_bytes
+        self.me = <shm_worker *>(base + <size_t>at["worker"])
+        self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
+        self.cmd, self.op = <a32 *>(base + <size_t>at["cmd"]), <uint32_t *>(base + <size_t>at["op"])
+        self.rsp, self.ended = <a32 *>(base + <size_t>at["rsp"]), <a32 *>(base + <size_t>at["ended"])
+        self.flags = <uint32_t *>(base + <size_t>at["flags"])
+        self.heads, self.notes = <uint32_t *>(base + <size_t>at["heads"]), <char *>(base + <size_t>at["notes"])
+        self.final_heads = <uint32_t *>(base + <size_t>at["final_heads"]) if "final_heads" in at else NULL
+        self.final_notes = <char *>(base + <size_t>at["final_notes"]) if "final_notes" in at else NULL
+        self.reward = <double *>(base + <size_t>at["reward"]) if worker.reward_shape == () else NULL
+        self.terminated = <uint8_t *>(base + <size_t>at["terminated"])
+        self.truncated = <uint8_t *>(base + <size_t>at["truncated"])
+        self.actions, self.spill_note, self.binders = worker.actions.read, worker.spill_note, worker.binders
+        self.observations, self.final_observations = worker.observations.write, worker.final_observations
+        self.steps, self.normalize = [env.step for env in worker.envs], [env.five_tuple for env in worker.envs]
+        # Fast ways for the two commonest actions, Discrete and Box; everything else goes through the reader.
+        self.discrete, self.action_rows = NULL, None
+        if worker.single_action is not None:
+            if worker.single_action.shape[1:] == () and worker.single_action.dtype == numpy.int64:
+                self.discrete = <char *><size_t>worker.single_action.ctypes.data
+            elif worker.single_action.ndim > 1:
+                self.action_rows = [worker.single_action[first + k].copy for k in range(count)]
+        # A fast way for an observation that is one array; `obs` is NULL where it does not apply.
+        self.obs, self.final_obs = NULL, NULL
+        rows = worker.single_observation
+        if rows is not None and rows.ndim - 2 <= 32 and rows.flags.c_contiguous:
+            self.obs, self.obs_dtype, self.obs_nd = <char *><size_t>rows.ctypes.data, rows.dtype, rows.ndim - 2
+            self.obs_bytes = rows.dtype.itemsize
+            for k in range(self.obs_nd):
+                self.obs_shape[k] = rows.shape[2 + k]
+                self.obs_bytes *= self.obs_shape[k]
+            if worker.single_final_observation is not None:
+                self.final_obs = <char *><size_t>worker.single_final_observation.ctypes.data
+        self.answered = <uint32_t *>PyMem_Calloc(count, sizeof(uint32_t))
+        self.over = <uint8_t *>PyMem_Calloc(count, 1)
+        if self.answered == NULL or self.over == NULL:
+            raise MemoryError
+        for k in range(count):
+            self.answered[k] = shm_responded(&self.rsp[k])
+        self.wait.deadline_ns, self.wait.spin_ns, self.wait.heartbeat_ns = INT64_MAX, spin_ns, heartbeat_ns
+
+    def __dealloc__(self):
+        PyMem_Free(self.answered)
+        PyMem_Free(self.over)
+
+    def run(self):
+        """Serve commands until the order to quit. Blocks: without the GIL while there is nothing to do."""
+        cdef uint32_t k, n, seen, word
+        cdef int64_t since = os_now_ns(), idle, now
+        cdef int how
+        cdef bint busy
+        while True:
+            seen, busy = shm_bell(self.me), False
+            for k in range(self.count):
+                if shm_order(self.me) == SHM_QUIT:
+                    return
+                n = shm_commanded(&self.cmd[k])
+                if n == self.answered[k]:
+                    continue
+                word, busy = self.op[k], True
+                if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
+                    shm_doing(self.me, n, self.first + k, SHM_STEP)
+                    self.step(k, n, word)
+                else:
+                    self.worker.command(
+                        self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0
+                    )
+                if SHM_OP_CODE(word) == SHM_OP_STEP:
+                    shm_count_step(self.me)
+                self.answered[k] = n
+                shm_respond(&self.rsp[k], n)  # commit point
+                shm_post(self.results, 1)
+            if busy:
+                continue
+            if shm_order(self.me) == SHM_QUIT:
+                return
+            idle = os_now_ns()
+            with nogil:
+                how = shm_await_bell(self.me, seen, &self.wait)
+            now = os_now_ns()
+            shm_account(self.me, idle - since, now - idle, &self.wait)
+            since = now
+            if how == SHM_INTERRUPTED:
+                PyErr_CheckSignals()
+
+    def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
+        """Publish what this worker is about to call."""
+        shm_doing(self.me, number, env_id, phase)
+
+    def set_over(self, uint32_t env_id, bint over):
+        """Remember that an env's episode is over, so that its next step resets it (autoreset next_step)."""
+        self.over[env_id - self.first] = over
+
+    cdef step(self, uint32_t k, uint32_t n, uint32_t word):
+        cdef uint32_t env_id = self.first + k, plane = SHM_OP_PLANE(word), flags = 0
+        cdef size_t row = <size_t>plane * self.num_envs + env_id
+        cdef int64_t choice
+        cdef uint8_t terminated, truncated
+        command = "step"
+        try:
+            if word & SHM_HAS_PAYLOAD:
+                action = self.actions(env_id, self.worker.payload(env_id))
+            elif self.discrete != NULL:
+                choice = (<int64_t *>self.discrete)[env_id]
+                action = small_int64[choice] if 0 <= choice < 256 else int64(choice)
+            elif self.action_rows is not None:
+                action = self.action_rows[k]()
+            else:
+                action = self.actions(env_id, b"")
+            if self.binders is not None and self.binders[k] is not None:
+                self.binders[k](plane)
+            result = PyObject_CallOneArg(self.steps[k], action)
+            if type(result) is not tuple or len(<tuple>result) != 5:
+                result = self.normalize[k](result)
+            obs, reward, is_terminated, is_truncated, info = <tuple>result
+            if self.reward != NULL and PyFloat_Check(reward):
+                self.reward[row] = PyFloat_AS_DOUBLE(reward)
+            else:
+                self.worker.write_reward(plane, env_id, reward)
+            terminated = is_terminated is True or (is_terminated is not False and bool(is_terminated))
+            truncated = is_truncated is True or (is_truncated is not False and bool(is_truncated))
+            # Stored only when they change: their cache lines are shared with the other workers.
+            if self.terminated[row] != terminated:
+                self.terminated[row] = terminated
+            if self.truncated[row] != truncated:
+                self.truncated[row] = truncated
+            if terminated or truncated:
+                self.over[k] = 1
+                if self.autoreset == SAME_STEP:
+                    flags = self.write_final(row, env_id, plane, obs, info)
+                    self.flags[row] = flags
+                    shm_end(&self.ended[k], n)  # commit point of the ended step; the reset follows
+                    command = "reset"
+                    obs, info = self.worker.autoreset(env_id, plane, n)
+                    self.over[k] = 0
+                elif self.autoreset == DISABLED:
+                    flags = SHM_ROW_NEEDS_RESET
+            self.write(row, env_id, plane, obs, info, flags)
+        except BaseException as error:
+            self.worker.failed(env_id, plane, error, command)
+
+    cdef bint put(self, char *rows, size_t row, object obs) noexcept:
+        """Copy an observation that is exactly the declared array into its row; False if it is anything else."""
+        cdef shm_ndarray *a = <shm_ndarray *><PyObject *>obs
+        cdef char *target = rows + row * self.obs_bytes
+        if type(obs) is not ndarray or a.descr != <PyObject *>self.obs_dtype or a.nd != self.obs_nd:
+            return False
+        if not (a.flags & SHM_C_CONTIGUOUS):
+            return False
+        if memcmp(a.dimensions, self.obs_shape, self.obs_nd * sizeof(Py_ssize_t)) != 0:
+            return False
+        if a.data != target:  # an env with bind_observation has written it there itself
+            memcpy(target, a.data, self.obs_bytes)
+        return True
+
+    cdef write(self, size_t row, uint32_t env_id, uint32_t plane, obs, info, uint32_t flags):
+        cdef bytes objects = b""
+        if self.obs == NULL or not self.put(self.obs, row, obs):
+            objects = self.observations(obs, plane, env_id)
+        if type(info) is not dict or <dict>info or objects:
+            flags |= self.note(self.heads, self.notes, row, env_id, plane, False, pack_info(info), objects)
+        if self.flags[row] != flags:
+            self.flags[row] = flags
+
+    def write_row(self, uint32_t env_id, uint32_t plane, obs, info, uint32_t flags):
+        """Write one row's observation and info; what `worker.Worker` calls for a reset."""
+        self.write(<size_t>plane * self.num_envs + env_id, env_id, plane, obs, info, flags)
+
+    cdef uint32_t write_final(self, size_t row, uint32_t env_id, uint32_t plane, obs, info) except? 0xffffffff:
+        cdef bytes objects = b""
+        if self.final_obs == NULL or not self.put(self.final_obs, row, obs):
+            objects = self.final_observations(obs, plane, env_id)
+        if type(info) is not dict or <dict>info or objects:
+            return self.note(self.final_heads, self.final_notes, row, env_id, plane, True, pack_info(info), objects)
+        return 0
+
+    cdef uint32_t note(self, uint32_t *heads, char *notes, size_t row, uint32_t env_id, uint32_t plane, bint final,
+                       bytes info, bytes objects) except? 0xffffffff:
+        """Put info and object leaves into the row's side area, or into the spill if they are too long for it."""
+        cdef Py_ssize_t a = PyBytes_GET_SIZE(info), b = PyBytes_GET_SIZE(objects)
+        cdef char *target = notes + row * self.note_bytes
+        if a + b == 0:
+            return 0
+        cdef bint spilled = a + b > self.note_bytes
+        if spilled:
+            self.spill_note(env_id, plane, final, info + objects)
+        else:
+            memcpy(target, PyBytes_AS_STRING(info), a)
+            memcpy(target + a, PyBytes_AS_STRING(objects), b)
+        heads[2 * row], heads[2 * row + 1] = <uint32_t>a, <uint32_t>b
+        if final:
+            return SHM_ROW_FINAL_NOTE | (SHM_ROW_FINAL_SPILLED if spilled else 0)
+        return SHM_ROW_NOTE | (SHM_ROW_SPILLED if spilled else 0)
+
+    def write_error(self, uint32_t env_id, uint32_t plane, bytes record, uint32_t flags):
+        """Write an error record as the row's note."""
+        cdef size_t row = <size_t>plane * self.num_envs + env_id
+        self.flags[row] = flags | self.note(self.heads, self.notes, row, env_id, plane, False, record, b"")

@@ -1,0 +1,399 @@
+"""The manager's end of the channels: give commands, wait for answers, gather rows. One call a batch, never one an env."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from "row.h" nogil:
+    const uint32_t SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD
+    const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED
+    const uint32_t SHM_ROW_NEEDS_RESET
+
+cdef extern from "channel.h" nogil:
+    ctypedef struct a32:
+        pass
+    ctypedef struct a64:
+        pass
+    ctypedef struct shm_semaphore:
+        pass
+    ctypedef struct shm_wait:
+        int64_t deadline_ns
+        int64_t spin_ns
+        int64_t heartbeat_ns
+        uint64_t spins
+        uint64_t parks
+        uint64_t heartbeats
+    ctypedef struct shm_worker:
+        pass
+    ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
+    const int SHM_READY, SHM_ALERT, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
+    const uint32_t SHM_QUIT
+    const int64_t INT64_MAX
+    int64_t os_now_ns()
+    int shm_await(shm_semaphore *, uint32_t, uint32_t, shm_scan, void *, shm_wait *, uint32_t *)
+    uint32_t shm_alerts(shm_semaphore *)
+    void shm_alert(shm_semaphore *)
+    void shm_command(a32 *, uint32_t)
+    int shm_answered(a32 *, uint32_t)
+    int shm_has_ended(a32 *, uint32_t)
+    void shm_ring_bell(shm_worker *)
+    void shm_give_order(shm_worker *, uint32_t)
+    void shm_reset_channel(a32 *, a32 *)
+    void shm_reset_worker(shm_worker *)
+    uint32_t shm_generation(shm_worker *)
+    void shm_read_account(shm_worker *, uint64_t *)
+
+RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
+ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE
+ROW_SPILLED, ROW_FINAL_SPILLED, HAS_PAYLOAD = SHM_ROW_SPILLED, SHM_ROW_FINAL_SPILLED, SHM_HAS_PAYLOAD
+READY, ALERT, TIMEOUT, HEARTBEAT = SHM_READY, SHM_ALERT, SHM_TIMEOUT, SHM_HEARTBEAT
+FOREVER = INT64_MAX
+SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
+
+cdef enum: IDLE = 0, OWED = 1  # does the caller still have to get this env's answer?
+
+# One env as the manager knows it; process-local.
+cdef struct Env:
+    a32 *cmd
+    a32 *rsp
+    a32 *ended
+    uint32_t *op
+    uint32_t worker
+    uint32_t given      # number of the last command
+    uint32_t owed       # number of the command whose answer the caller has not got yet
+    uint32_t state      # IDLE or OWED
+    uint32_t plane      # where the answer of the last step or reset goes
+    int64_t given_ns    # CLOCK_MONOTONIC at that command
+
+cdef struct Scan:
+    Env *envs
+    const uint32_t *ids  # NULL: all envs that owe an answer
+    uint32_t count
+
+
+cdef uint32_t count_answers(void *arg) noexcept nogil:
+    cdef Scan *scan = <Scan *>arg
+    cdef uint32_t k, found = 0
+    cdef Env *env
+    if scan.ids == NULL:
+        for k in range(scan.count):
+            env = &scan.envs[k]
+            if env.state == OWED and shm_answered(env.rsp, env.owed):
+                found += 1
+    else:
+        for k in range(scan.count):
+            env = &scan.envs[scan.ids[k]]
+            if shm_answered(env.rsp, env.given):
+                found += 1
+    return found
+
+
+cdef class Port:
+    """The manager's end of a pool's channels.
+
+    Called by: the thread that uses the pool; `close` and `alert` by any. All ids are uint32 arrays, ascending, in
+    range and without repetition: the pool has checked them.
+    """
+
+    cdef object segment
+    cdef shm_semaphore *results
+    cdef shm_worker **workers
+    cdef Env *envs
+    cdef uint64_t *written   # [planes][num_envs]: serial of the last command that writes this row
+    cdef uint8_t *rung
+    cdef uint32_t *ids       # scratch for num_envs ids
+    cdef uint32_t *flags
+    cdef uint32_t *heads
+    cdef uint32_t *final_heads
+    cdef char *notes
+    cdef char *final_notes
+    cdef uint32_t num_envs, num_workers, planes, note_bytes, start, seen_alert
+    cdef uint64_t serial
+    cdef shm_wait wait
+    cdef readonly uint32_t pending
+
+    def __cinit__(self, segment, dict at, list workers, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
+                  uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns):
+        cdef size_t base = segment.address
+        cdef uint32_t i, k
+        cdef Env *env
+        self.segment = segment
+        self.num_envs, self.num_workers, self.planes, self.note_bytes = num_envs, len(workers), planes, note_bytes
+        self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
+        self.flags = <uint32_t *>(base + <size_t>at["flags"])
+        self.heads, self.notes = <uint32_t *>(base + <size_t>at["heads"]), <char *>(base + <size_t>at["notes"])
+        self.final_heads = <uint32_t *>(base + <size_t>at["final_heads"]) if "final_heads" in at else NULL
+        self.final_notes = <char *>(base + <size_t>at["final_notes"]) if "final_notes" in at else NULL
+        self.workers = <shm_worker **>PyMem_Calloc(self.num_workers, sizeof(shm_worker *))
+        self.rung = <uint8_t *>PyMem_Calloc(self.num_workers, 1)
+        self.envs = <Env *>PyMem_Calloc(num_envs, sizeof(Env))
+        self.ids = <uint32_t *>PyMem_Calloc(num_envs, sizeof(uint32_t))
+        self.written = <uint64_t *>PyMem_Calloc(planes * num_envs, sizeof(uint64_t))
+        if not (self.workers and self.rung and self.envs and self.ids and self.written):
+            raise MemoryError
+        for w, places in enumerate(workers):
+            self.workers[w] = <shm_worker *>(base + <size_t>places["worker"])
+            for k in range(<uint32_t>places["count"]):
+                env = &self.envs[<uint32_t>places["first"] + k]
+                env.worker, env.given, env.owed = w, first_command, first_command
+                env.cmd = (<a32 *>(base + <size_t>places["cmd"])) + k
+                env.rsp = (<a32 *>(base + <size_t>places["rsp"])) + k
+                env.ended = (<a32 *>(base + <size_t>places["ended"])) + k
+                env.op = (<uint32_t *>(base + <size_t>places["op"])) + k
+                shm_command(env.cmd, first_command)
+                shm_reset_channel(env.cmd, env.rsp)
+        self.wait.spin_ns, self.wait.heartbeat_ns = spin_ns, heartbeat_ns
+
+    def __dealloc__(self):
+        PyMem_Free(self.workers)
+        PyMem_Free(self.rung)
+        PyMem_Free(self.envs)
+        PyMem_Free(self.ids)
+        PyMem_Free(self.written)
+
+    # -- commands
+
+    def command(self, const uint32_t[::1] ids, uint32_t code, int plane, bint collect, list payloads=None):
+        """Give these envs (None: all) a command, and wake their workers.
+
+        Args:
+            code: RESET, STEP or CALL.
+            plane: where the answers go; -1 puts each env on the plane after its own. Without meaning for CALL.
+            collect: the answers are owed to the caller, who gets them by `take`.
+            payloads: per id, whether a payload lies in the inbound area; None: nowhere.
+        """
+        cdef uint32_t k, i, n = self.num_envs if ids is None else <uint32_t>ids.shape[0]
+        cdef int64_t now = os_now_ns()
+        cdef Env *env
+        cdef uint32_t word
+        self.serial += 1
+        for k in range(n):
+            i = k if ids is None else ids[k]
+            env = &self.envs[i]
+            if code != SHM_OP_CALL:
+                env.plane = (env.plane + 1) % self.planes if plane < 0 else <uint32_t>plane
+                self.written[env.plane * self.num_envs + i] = self.serial
+            word = code | env.plane << 8
+            if payloads is not None and payloads[k]:
+                word |= SHM_HAS_PAYLOAD
+            env.op[0] = word
+            env.given += 1
+            env.given_ns = now
+            if collect:
+                env.owed = env.given
+                if env.state != OWED:
+                    env.state = OWED
+                    self.pending += 1
+            self.rung[env.worker] = 1
+            shm_command(env.cmd, env.given)
+        for k in range(self.num_workers):
+            if self.rung[k]:
+                self.rung[k] = 0
+                shm_ring_bell(self.workers[k])
+
+    # -- waiting
+
+    def await_answers(self, const uint32_t[::1] ids, uint32_t need, int64_t deadline_ns):
+        """Wait until `need` answers are in: of these envs' last commands, or (None) of what is owed to the caller.
+
+        Blocks: without the GIL, until then (READY), an alert (ALERT: acknowledge it and look why), the deadline in
+        CLOCK_MONOTONIC nanoseconds (TIMEOUT; FOREVER and 0 are such deadlines), or a heartbeat (HEARTBEAT). Ctrl-C
+        raises KeyboardInterrupt; nothing is lost by it.
+        """
+        cdef Scan scan
+        cdef uint32_t found
+        cdef int how
+        scan.envs = self.envs
+        scan.ids = NULL if ids is None else (&ids[0] if ids.shape[0] else self.ids)
+        scan.count = self.num_envs if ids is None else <uint32_t>ids.shape[0]
+        if count_answers(&scan) >= need:
+            return SHM_READY
+        self.wait.deadline_ns = deadline_ns
+        while True:
+            with nogil:
+                how = shm_await(self.results, need, self.seen_alert, count_answers, &scan, &self.wait, &found)
+            if how == SHM_INTERRUPTED or how == SHM_HEARTBEAT:
+                PyErr_CheckSignals()
+                if how == SHM_INTERRUPTED:
+                    continue
+            return how
+
+    def alerted(self):
+        """Whether there is news that `acknowledge` has not seen."""
+        return shm_alerts(self.results) != self.seen_alert
+
+    def acknowledge(self):
+        """Take note of all alerts so far. Called before looking for their reasons, so that none is missed."""
+        self.seen_alert = shm_alerts(self.results)
+
+    def alert(self):
+        """End a wait of the pool's thread."""
+        shm_alert(self.results)
+
+    # -- answers
+
+    def ready(self, uint32_t most):
+        """Ids whose owed answers are in: `most` of them at most, from a rotating start, as an ascending list."""
+        cdef uint32_t k, i = 0, found = 0, begin = self.start
+        cdef Env *env
+        for k in range(self.num_envs):
+            i = begin + k
+            if i >= self.num_envs:
+                i -= self.num_envs
+            env = &self.envs[i]
+            if env.state == OWED and shm_answered(env.rsp, env.owed):
+                self.ids[found] = i
+                found += 1
+                if found == most:
+                    break
+        if found == most:
+            self.start = i + 1 if i + 1 < self.num_envs else 0
+        return sorted([self.ids[k] for k in range(found)])
+
+    def is_answered(self, uint32_t env_id):
+        """Whether an env's owed answer is in."""
+        return bool(shm_answered(self.envs[env_id].rsp, self.envs[env_id].owed))
+
+    def is_busy(self, uint32_t env_id, uint32_t number):
+        """Whether an env's last command bears this number and is not answered."""
+        return self.envs[env_id].given == number and not shm_answered(self.envs[env_id].rsp, number)
+
+    def is_owed(self, uint32_t env_id):
+        """Whether the caller still has to get an answer of this env."""
+        return self.envs[env_id].state == OWED
+
+    def owed(self):
+        """All ids that owe an answer, ascending, with the seconds since each was asked."""
+        cdef int64_t now = os_now_ns()
+        cdef uint32_t i
+        return [(i, (now - self.envs[i].given_ns) * 1e-9) for i in range(self.num_envs) if self.envs[i].state == OWED]
+
+    def settle(self, const uint32_t[::1] ids):
+        """The caller got the answers of these envs (None: all), or will never get them."""
+        cdef uint32_t k, i
+        for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
+            i = k if ids is None else ids[k]
+            if self.envs[i].state == OWED:
+                self.envs[i].state = IDLE
+                self.pending -= 1
+
+    def row_flags(self, const uint32_t[::1] ids):
+        """All flag bits of these envs' rows (None: of all envs), or-ed."""
+        cdef uint32_t k, i, flags = 0
+        for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
+            i = k if ids is None else ids[k]
+            flags |= self.flags[self.envs[i].plane * self.num_envs + i]
+        return flags
+
+    def flags_of(self, uint32_t env_id):
+        """The flag bits of one env's row."""
+        return self.flags[self.envs[env_id].plane * self.num_envs + env_id]
+
+    def plane_of(self, uint32_t env_id):
+        """The plane of one env's last step or reset."""
+        return self.envs[env_id].plane
+
+    def common_plane(self, const uint32_t[::1] ids):
+        """The plane of these envs if their ids are consecutive and they share one, else -1."""
+        cdef uint32_t k, n = <uint32_t>ids.shape[0], plane = self.envs[ids[0]].plane
+        for k in range(1, n):
+            if ids[k] != ids[0] + k or self.envs[ids[k]].plane != plane:
+                return -1
+        return plane
+
+    def written_since(self, uint32_t first, uint32_t count, uint32_t plane, uint64_t serial):
+        """Whether a command after `serial` writes one of these rows."""
+        cdef uint32_t k
+        for k in range(first, first + count):
+            if self.written[plane * self.num_envs + k] > serial:
+                return True
+        return False
+
+    @property
+    def last_serial(self):
+        """Serial number of the last `command`."""
+        return self.serial
+
+    def gather(self, const uint32_t[::1] ids, size_t source, size_t row_bytes, size_t target):
+        """Copy the rows of these envs, each from its plane, behind one another.
+
+        Args:
+            source: offset in the segment of the field, laid out [plane][env][row_bytes].
+            target: address of a block of len(ids) * row_bytes bytes that the caller owns.
+        """
+        cdef uint32_t k, i
+        cdef char *base = <char *><size_t>self.segment.address + source
+        cdef char *out = <char *>target
+        with nogil:
+            for k in range(<uint32_t>ids.shape[0]):
+                i = ids[k]
+                memcpy(out + k * row_bytes, base + (<size_t>self.envs[i].plane * self.num_envs + i) * row_bytes, row_bytes)
+
+    def notes_of(self, const uint32_t[::1] ids, bint final, spill):
+        """The side areas of these envs' rows (None: of all envs): info records and object leaves, as two lists of bytes.
+
+        The lengths were written by another process: they are copied, the copies checked, and the copies used.
+        """
+        cdef uint32_t k, i, flags, a, b
+        cdef uint32_t *heads = self.final_heads if final else self.heads
+        cdef char *notes = self.final_notes if final else self.notes
+        cdef uint32_t has = SHM_ROW_FINAL_NOTE if final else SHM_ROW_NOTE
+        cdef uint32_t spilled = SHM_ROW_FINAL_SPILLED if final else SHM_ROW_SPILLED
+        cdef size_t row
+        cdef list infos = [], objects = []
+        for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
+            i = k if ids is None else ids[k]
+            row = <size_t>self.envs[i].plane * self.num_envs + i
+            flags = self.flags[row]
+            if not flags & has:
+                infos.append(b"")
+                objects.append(b"")
+                continue
+            a, b = heads[2 * row], heads[2 * row + 1]
+            if flags & spilled:
+                record = spill(i, self.envs[i].plane, final, <uint64_t>a + b)
+                infos.append(record[:a])
+                objects.append(record[a:])
+            elif <uint64_t>a + b > self.note_bytes:
+                raise ValueError(f"the side area of env {i} claims {<uint64_t>a + b} bytes of {self.note_bytes}")
+            else:
+                infos.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes, a))
+                objects.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes + a, b))
+        return infos, objects
+
+    # -- life and death
+
+    def order_quit(self):
+        """Tell every worker to end after the command at hand."""
+        cdef uint32_t w
+        for w in range(self.num_workers):
+            shm_give_order(self.workers[w], SHM_QUIT)
+            shm_ring_bell(self.workers[w])
+
+    def reset_worker(self, uint32_t worker):
+        """Make a worker's channels ready for a successor: answered up to the last command, not parked, generation + 1.
+
+        Called by: the manager, once the old process is confirmed dead.
+        """
+        cdef uint32_t i
+        for i in range(self.num_envs):
+            if self.envs[i].worker == worker:
+                shm_reset_channel(self.envs[i].cmd, self.envs[i].rsp)
+        shm_reset_worker(self.workers[worker])
+
+    def has_ended(self, uint32_t env_id):
+        """Whether the first of the two commits of a same-step autoreset is there for the env's last command."""
+        return bool(shm_has_ended(self.envs[env_id].ended, self.envs[env_id].given))
+
+    def account(self, uint32_t worker):
+        """A worker's counters: (doing, steps, busy_ns, wait_ns, spins, parks, generation)."""
+        cdef uint64_t values[6]
+        shm_read_account(self.workers[worker], values)
+        return (values[0], values[1], values[2], values[3], values[4], values[5], shm_generation(self.workers[worker]))
+
+    @property
+    def waits(self):
+        """What the pool's own waits cost so far: (spins, parks, heartbeats)."""
+        return self.wait.spins, self.wait.parks, self.wait.heartbeats

@@ -1,0 +1,226 @@
+"""The kinds of env that users have, each with the same few members for the worker."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from shmenv.layout import ArrayNode, DictNode, Node, describe_space, describe_value, leaves
+
+FiveTuple = tuple[Any, Any, Any, Any, Any]
+
+
+class GymEnv:
+    """An env in Gymnasium's manner, or any object with such a `reset` and `step`.
+
+    Attributes:
+        env: the user's object.
+        step: called with an action; its result goes through `five_tuple` unless it is a plain 5-tuple.
+        obs_space, action_space: the declared spaces, None if the env declares none.
+        obs_node, action_node: what they need in memory.
+        reward_shape: () for numbers, else of a declared vector reward.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.step = env.step
+        self._first: tuple[Any, Any] | None = None
+        self.obs_space, self.action_space = self._spaces()
+        self.obs_node, self.action_node = self._nodes()
+        self.reward_shape = self._reward_shape()
+
+    def _spaces(self) -> tuple[Any, Any]:
+        return getattr(self.env, "observation_space", None), getattr(self.env, "action_space", None)
+
+    def _nodes(self) -> tuple[Node, Node]:
+        if self.obs_space is None:  # no declared space: the first reset describes it, and counts as that reset
+            self._first = self.reset(None, None)
+            obs_node = describe_value(self._first[0])
+        else:
+            obs_node = describe_space(self.obs_space)
+        return obs_node, describe_space(self.action_space)
+
+    def _reward_shape(self) -> tuple[int, ...]:
+        shape = getattr(getattr(self.env, "reward_space", None), "shape", None)
+        return () if shape is None or np.prod(shape) == 1 else tuple(map(int, shape))
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        """Reset the env. Returns observation and info."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            if seed is None and options is None:
+                return first
+        given: dict[str, Any] = {}
+        if seed is not None:
+            given["seed"] = seed
+        if options is not None:
+            given["options"] = options
+        return self._obs_and_info(self.env.reset(**given))
+
+    def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"reset must return (observation, info), not {_shown(result)}")
+        return result[0], result[1]
+
+    def five_tuple(self, result: Any) -> FiveTuple:
+        """What `step` returned as (obs, reward, terminated, truncated, info), for all that is no plain 5-tuple."""
+        if isinstance(result, tuple) and len(result) == 5:
+            return result[0], result[1], result[2], result[3], result[4]
+        if all(hasattr(result, name) for name in ("obs", "reward", "done", "info")):
+            obs, reward, done, info = result.obs, result.reward, result.done, result.info
+        elif type(result) is tuple and len(result) == 4:
+            obs, reward, done, info = result
+        else:
+            raise TypeError(
+                f"step must return (obs, reward, terminated, truncated, info) or a timestep with obs, reward, done and "
+                f"info, not {_shown(result)}"
+            )
+        truncated = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
+        return obs, reward, bool(done) and not truncated, truncated, info
+
+    def attribute(self, name: str) -> Any:
+        """Look an attribute up, through wrappers where the env has Gymnasium's way to do so."""
+        find = getattr(self.env, "get_wrapper_attr", None)
+        return getattr(self.env, name) if find is None else find(name)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute where it is found, on the outermost object if it is new."""
+        put = getattr(self.env, "set_wrapper_attr", None)
+        if put is None:
+            setattr(self.env, name, value)
+        else:
+            put(name, value)
+
+    def close(self) -> None:
+        """Close the env, if it can be closed."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+
+class PlainEnv(GymEnv):
+    """An env in DI-engine's manner: `reset(**kwargs) -> obs`, `seed(seed)`, `step -> timestep`; old Gym's too."""
+
+    def _spaces(self) -> tuple[Any, Any]:
+        obs_space, action_space = super()._spaces()
+        if obs_space is None and callable(getattr(self.env, "info", None)):
+            info = self.env.info()
+            obs_space, action_space = getattr(info, "obs_space", None), getattr(info, "act_space", None)
+        return obs_space, action_space
+
+    def _nodes(self) -> tuple[Node, Node]:
+        obs_node, action_node = super()._nodes()
+        if not hasattr(self.obs_space, "value") or not hasattr(self.obs_space, "shape"):
+            return obs_node, action_node
+        # DI-engine's old EnvElementInfo: a shape or a dict of them, and one dtype for all
+        value = self.obs_space.value
+        dtype = np.dtype(value.get("dtype", np.float32) if isinstance(value, dict) else np.float32)
+        return _element_node(self.obs_space.shape, dtype), action_node
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        if seed is not None:
+            if not hasattr(self.env, "seed"):
+                raise TypeError(f"a seed was given, but {type(self.env).__name__}.reset takes none and it has no seed()")
+            self.env.seed(seed)
+            self._first = None
+        if self._first is not None and options is None:
+            first, self._first = self._first, None
+            return first
+        return self._obs_and_info(self.env.reset(**(options or {})))
+
+    def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
+        if type(result) is tuple and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+
+class ParallelEnv(GymEnv):
+    """A PettingZoo parallel env: one row holds all its possible agents.
+
+    Observations and actions are dicts by agent; absent agents have zeros. Rewards are a vector in the order of
+    `possible_agents`. `info` holds the agents' own infos under "agents", and by agent as bool arrays "alive" (still
+    playing after this step), "terminated" and "truncated". The env has ended when no agent is left.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._agents = list(env.possible_agents)
+        super().__init__(env)
+        self.step = self._step
+
+    def _spaces(self) -> tuple[Any, Any]:
+        return (
+            {agent: self.env.observation_space(agent) for agent in self._agents},
+            {agent: self.env.action_space(agent) for agent in self._agents},
+        )
+
+    def _nodes(self) -> tuple[Node, Node]:
+        nodes = [DictNode(tuple((agent, describe_space(space)) for agent, space in spaces.items())) for spaces in (self.obs_space, self.action_space)]
+        absent = [(agent, node) for agent, node in nodes[0].items]
+        for agent, node in absent:
+            if not all(isinstance(leaf, ArrayNode) for _, leaf in leaves(node)):
+                raise TypeError(f"the observation space of agent {agent!r} holds what is no array: {node}")
+        self._absent = {agent: _zeros(node) for agent, node in absent}
+        return nodes[0], nodes[1]
+
+    def _reward_shape(self) -> tuple[int, ...]:
+        return (len(self._agents),)
+
+    def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
+        obs, infos = super()._obs_and_info(result)
+        return self._all(obs), self._info(infos, {}, {})
+
+    def _all(self, obs: dict[Any, Any]) -> dict[Any, Any]:
+        return {agent: obs.get(agent, self._absent[agent]) for agent in self._agents}
+
+    def _info(self, infos: dict[Any, Any], terminated: dict[Any, bool], truncated: dict[Any, bool]) -> dict[str, Any]:
+        alive = set(self.env.agents)
+        return {
+            "agents": infos,
+            "alive": np.array([agent in alive for agent in self._agents]),
+            "terminated": np.array([bool(terminated.get(agent, False)) for agent in self._agents]),
+            "truncated": np.array([bool(truncated.get(agent, False)) for agent in self._agents]),
+        }
+
+    def _step(self, actions: dict[Any, Any]) -> FiveTuple:
+        obs, rewards, terminated, truncated, infos = self.env.step({agent: actions[agent] for agent in self.env.agents})
+        over = not self.env.agents
+        reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
+        cut = over and any(truncated.values())
+        return self._all(obs), reward, over and not cut, cut, self._info(infos, terminated, truncated)
+
+
+def recognise(env: Any) -> GymEnv:
+    """Find out which kind of env this is."""
+    for name in ("reset", "step"):
+        if not callable(getattr(env, name, None)):
+            raise TypeError(f"an env factory must return an object with reset and step, not {_shown(env)}")
+    if hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)):
+        return ParallelEnv(env)
+    if any(cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gymnasium" for cls in type(env).__mro__):
+        return GymEnv(env)
+    try:
+        parameters = inspect.signature(env.reset).parameters
+    except (TypeError, ValueError):  # a reset written in C
+        parameters = {}  # type: ignore[assignment]
+    return GymEnv(env) if "seed" in parameters or "options" in parameters else PlainEnv(env)
+
+
+def _element_node(shape: Any, dtype: np.dtype[Any]) -> Node:
+    if isinstance(shape, dict):
+        return DictNode(tuple((key, _element_node(item, dtype)) for key, item in shape.items()))
+    return ArrayNode(dtype, tuple(map(int, shape)) if np.iterable(shape) else (int(shape),))
+
+
+def _zeros(node: Node) -> Any:
+    if isinstance(node, ArrayNode):
+        return np.zeros(node.shape, node.dtype)
+    if isinstance(node, DictNode):
+        return {key: _zeros(item) for key, item in node.items}
+    return tuple(_zeros(item) for item in node.items)  # type: ignore[union-attr]
+
+
+def _shown(value: Any) -> str:
+    text = f"a {type(value).__name__}"
+    return f"{text} of {len(value)}" if isinstance(value, tuple | list) else text

@@ -1,0 +1,598 @@
+"""The batch-first public object: many envs in worker processes, stepped through shared memory."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from shmenv import _port, codec, cpu, supervisor
+from shmenv.batch import Array, Batch
+from shmenv.errors import ClosedError, UsageError
+from shmenv.exchange import HEARTBEAT_NS, Exchange
+from shmenv.plan import AUTORESET_MODES, Plan, split
+from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
+from shmenv.supervisor import Supervisor
+from shmenv.worker import Report, Setup
+
+logger = logging.getLogger("shmenv")
+
+SPIN_NS = 200_000  # a side that spins does so this long before it parks; see ARCHITECTURE.md
+OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
+
+EnvIds = int | Sequence[int] | Array | None
+
+
+class Pool:
+    """Steps n envs in worker processes and hands out what they answer as batches of arrays.
+
+    Lock-step: `reset()`, then `step(action)` for all envs. First-k: `send(action, env_id)` and `recv()`, which returns as
+    soon as enough envs are ready. Both can be mixed. Each env is idle, pending (its answer is owed), in need of a reset
+    (at first, and after an error), or lost with its worker.
+
+    Args:
+        env_fns: n functions that take no argument and return an env: Gymnasium's manner, DI-engine's, or a PettingZoo
+            parallel env. They run in the workers only, pickled by cloudpickle.
+        num_workers: processes, 1 to n. None: the usable cores (affinity and cgroup quota), at most n. Envs i to j of one
+            worker run one after another and are lost together.
+        batch_size: rows of a plain `recv()`, 1 to n. None: n.
+        context: start method of the workers, or a multiprocessing context. None: "forkserver".
+        autoreset: what happens when an episode ends. "same_step": the env is reset at once, obs and info are the new
+            episode's, final_obs and final_info the ended one's. "next_step": the env's next step resets it instead,
+            whatever the action. "disabled": the env needs `reset(env_id=...)`.
+        on_error: "raise" tells of a failed env or worker by an exception.
+        copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
+        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the caller's
+            waits spin; for those who own the machine. A list of cores: those are taken in turn.
+        slots: rows an env has for its observations, a power of two from 2 on: a view is valid for `slots` steps.
+        shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
+        strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted where
+            no information of kind is lost (numpy's "same_kind"), integers range-checked.
+        worker_init: called with the worker's number in each worker, before any env is built.
+        start_timeout: seconds for the workers to build all envs. None waits for ever.
+        close_timeout: seconds that `close` gives the workers to close their envs before they are killed.
+        debug: overwrite rows with garbage before they are used again, so that the use of an expired view shows.
+
+    Raises:
+        UsageError: an argument is wrong, or the envs' spaces differ in shape or dtype.
+        EnvError: a constructor raised. WorkerTimeoutError: one hung. WorkerDiedError: a worker ended.
+        ResourceError: too little memory, or no more processes. After any error nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Callable[[], Any]],
+        num_workers: int | None = None,
+        batch_size: int | None = None,
+        context: str | multiprocessing.context.BaseContext | None = None,
+        autoreset: Literal["same_step", "next_step", "disabled"] = "same_step",
+        on_error: Literal["raise"] = "raise",
+        copy: bool = False,
+        affinity: Literal["spread"] | Sequence[int] | None = None,
+        slots: int = 2,
+        shared_memory: bool = True,
+        strict_dtype: bool = False,
+        worker_init: Callable[[int], object] | None = None,
+        start_timeout: float | None = 300.0,
+        close_timeout: float = 2.0,
+        debug: bool = False,
+    ) -> None:
+        self._closed = True  # until it is open
+        supervisor.refuse_in_starting_process()
+        env_fns = list(env_fns)
+        n = len(env_fns)
+        if not n or not all(callable(env_fn) for env_fn in env_fns):
+            raise UsageError("env_fns must be one or more functions that return an env")
+        if num_workers is None:
+            num_workers = min(n, cpu.usable_cores())
+        _check_range("num_workers", num_workers, 1, n)
+        batch_size = n if batch_size is None else batch_size
+        _check_range("batch_size", batch_size, 1, n)
+        _check_choice("autoreset", autoreset, AUTORESET_MODES)
+        _check_choice("on_error", on_error, ("raise",))
+        if slots not in (2, 4, 8, 16, 32, 64, 128):
+            raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
+        _check_seconds("start_timeout", start_timeout, optional=True)
+        _check_seconds("close_timeout", close_timeout)
+        cores = cpu.pin_plan(affinity, num_workers)
+        mp_context = _context(context)
+        supervisor.warn_of_threads(mp_context.get_start_method())
+
+        self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
+        self._turn = threading.Lock()
+        self._turn_owner = 0
+        self._seeds: list[int | None] = [None] * n
+        self._started = time.monotonic()
+        self._owner = os.getpid()
+        ranges = split(n, num_workers)
+        spins = num_workers <= cpu.usable_cores()  # else a spinning worker would keep another from its core
+
+        with_cleanup: list[Any] = []
+        try:
+            segment, spill, stacks = Segment("pool"), Spill(Plan.regions_for(n, slots)), StackLog()
+            manager = ProcessHandle()
+            with_cleanup += [segment, spill, stacks, manager]
+            factories = [codec.dump_factory([env_fns[i] for i in ids]) for ids in ranges]
+            init = b"" if worker_init is None else codec.dump_factory(worker_init)
+            entropy = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
+
+            def setup(worker_id: int, generation: int, conn: Connection) -> Setup:
+                return Setup(
+                    worker_id, ranges[worker_id], generation, factories[worker_id], init, manager, conn, segment, spill,
+                    stacks, entropy, cores[worker_id], shared_memory, strict_dtype, SPIN_NS if spins else 0, HEARTBEAT_NS,
+                )  # fmt: skip
+
+            workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, start_timeout, close_timeout)
+            with_cleanup.insert(0, workers)
+            reports = workers.start()
+            plan = self._plan = _plan(reports, ranges, slots, autoreset)
+            self._spaces = reports[0].obs_space, reports[0].action_space
+            segment.allocate(plan.layout.size, plan.purpose)
+            self._exchange = Exchange(
+                plan, segment, spill, workers, copy=copy, debug=debug, spin_ns=SPIN_NS if affinity == "spread" else 0
+            )
+            workers.watch(self._exchange.port, segment, plan.layout.offset("semaphore"))
+            workers.go(plan)
+        except BaseException:
+            _undo(with_cleanup)
+            raise
+        self._finalizer = weakref.finalize(self, _undo, with_cleanup)
+        self._finalizer.atexit = False  # the supervisor has its own, earlier place at exit
+        self._closed = False
+
+    # -- what it is
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs there are."""
+        return self._num_envs
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes run them."""
+        return self._num_workers
+
+    @property
+    def observation_space(self) -> Any:
+        """The space that env 0 declares for one observation; None if it declares none."""
+        return codec.load(self._spaces[0])
+
+    @property
+    def action_space(self) -> Any:
+        """The space that env 0 declares for one action; None if it declares none."""
+        return codec.load(self._spaces[1])
+
+    @property
+    def pending(self) -> int:
+        """How many envs owe an answer that `recv` can still get."""
+        return 0 if self._closed else self._exchange.port.pending
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return self._closed
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """The last seed given to each env; None where none was."""
+        return list(self._seeds)
+
+    def __len__(self) -> int:
+        return self._num_envs
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._exchange.port.pending} pending"
+        return f"Pool({self._num_envs} envs, {self._num_workers} workers, {state})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Pool holds processes: it can be neither pickled nor copied")
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- reset
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | Array | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        env_id: EnvIds = None,
+    ) -> Batch:
+        """Reset envs and wait for their first observations.
+
+        Args:
+            seed: an int gives env i the seed `seed + i`, whatever the number of workers; a sequence gives one each to the
+                envs that are reset; None leaves it to the envs.
+            options: one dict for all, or a sequence of one each. Not kept for later resets.
+            env_id: which envs; they must not be pending. None: all, and what is pending is waited for and discarded.
+
+        Returns:
+            A batch of the envs that were reset: reward 0, flags False. A view for all envs, a copy for some.
+
+        Raises:
+            EnvError: an env's reset raised; it still needs a reset. The other rows come with the next recv().
+            WorkerDiedError: an env is lost.
+            UsageError, ClosedError: nothing was sent.
+        """
+        exchange = self._enter()
+        try:
+            ids = exchange.all_ids if env_id is None else self._ids(env_id)[0]
+            seeds, payloads = self._reset_payloads(seed, options, ids)
+            exchange.check_not_lost(ids)
+            if env_id is None:
+                exchange.discard()
+            else:
+                for i in ids.tolist():
+                    if exchange.port.is_owed(i):
+                        raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")
+                exchange.settle(ids)
+            for i, seed_of_i in zip(ids.tolist(), seeds, strict=True):
+                if seed_of_i is not None:
+                    self._seeds[i] = seed_of_i
+            if env_id is None:
+                exchange.command(None, _port.RESET, payloads, exchange.next_plane())
+                return exchange.collect_all()
+            exchange.command(ids, _port.RESET, payloads)
+            return exchange.collect_some(ids)
+        finally:
+            self._leave()
+
+    def _reset_payloads(self, seed: Any, options: Any, ids: Array) -> tuple[list[int | None], list[bytes] | None]:
+        m = len(ids)
+        seeds: list[int | None] = [None] * m
+        if seed is not None:
+            if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+                seeds = [int(seed) + i for i in ids.tolist()]
+            elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == m:
+                seeds = [None if item is None else _check_range("seed", item, 0, 2**64) for item in seed]
+            else:
+                raise UsageError(f"seed must be an int, or a sequence of one for each of the {m} envs, not {seed!r}")
+            if any(item is not None and item < 0 for item in seeds):
+                raise UsageError(f"seeds must not be negative: {seed!r}")
+        each: Sequence[Any] = [options] * m
+        if options is not None and not isinstance(options, dict):
+            if not isinstance(options, Sequence) or len(options) != m:
+                raise UsageError(f"options must be a dict, or a sequence of one for each of the {m} envs")
+            each = options
+        if any(item is not None and not isinstance(item, dict) for item in each):
+            raise UsageError("options must be dicts")
+        if seed is None and options is None:
+            return seeds, None
+        return seeds, [
+            b"" if one is None and option is None else _dump("options", (one, option))
+            for one, option in zip(seeds, each, strict=True)
+        ]
+
+    # -- lock-step
+
+    def step(self, action: Any) -> Batch:
+        """Step all envs once, and wait for all of them.
+
+        Args:
+            action: batched as Gymnasium's `batch_space` does, (n, *shape) arrays nested like the action space, or a list
+                of n single actions. Anything that is no value of the space travels pickled in such a list. Captured
+                before the envs start; yours to change afterwards.
+
+        Returns:
+            A batch of all n envs. A view (unless `copy=True`), valid until the second next step.
+
+        Raises:
+            EnvError: an env raised. Its worker lives; reset that env. The other rows come with the next recv().
+            WorkerDiedError: a worker ended; its envs are lost. The other rows come with the next recv().
+            UsageError: wrong actions, or an env is pending or needs a reset. Nothing was sent.
+            ClosedError: the pool is closed.
+            KeyboardInterrupt: Ctrl-C; the rows come with the next recv().
+        """
+        exchange = self._enter()
+        try:
+            exchange.check_all_ready()
+            payloads = exchange.actions.write(action, None)
+            exchange.command(None, _port.STEP, payloads, exchange.next_plane())
+            return exchange.collect_all()
+        finally:
+            self._leave()
+
+    # -- first-k
+
+    def send(self, action: Any, env_id: EnvIds = None) -> None:
+        """Step some envs without waiting for them; `recv` gets their answers.
+
+        Args:
+            action: as for `step`, one for each id, in the order of env_id.
+            env_id: the envs, each once. None: all.
+
+        Raises:
+            UsageError: an id is unknown, repeated, pending, or its env needs a reset; or the actions are wrong. Nothing
+                was sent.
+            WorkerDiedError: an env is lost. Nothing was sent. ClosedError: the pool is closed.
+        """
+        exchange = self._enter()
+        try:
+            ids, order = self._ids(env_id)
+            exchange.check_ready(ids)
+            payloads = exchange.actions.write(action, order)
+            if payloads is not None and env_id is not None:
+                payloads = [payloads[k] for k in np.argsort(order).tolist()]
+            exchange.command(ids, _port.STEP, payloads)
+        finally:
+            self._leave()
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None, out: Batch | None = None) -> Batch:
+        """Wait until enough stepped envs are ready, and return their timesteps.
+
+        Envs that are not ready stay pending and come with a later call, so one slow env does not hold up the rest. Which
+        of more ready envs come first rotates, so none starves.
+
+        Args:
+            min_envs: return all that are ready, at least so many, 1 to the number pending. None: exactly the pool's batch
+                size, or all that are pending if they are fewer.
+            timeout: seconds for the whole call. None waits for ever, 0 only polls.
+            out: a batch that owns its memory, with as many rows as come; it is filled and returned.
+
+        Returns:
+            A batch in ascending env_id: obs as the space, (n, *obs_shape); reward float64 (n,); terminated, truncated bool
+            (n,). A view of shared memory if the env ids are consecutive and on one plane, else a copy; `batch.is_view` says
+            which. A view is valid until the second next step of one of its envs.
+
+        Raises:
+            UsageError: nothing is pending, min_envs is out of range, or out does not fit. Nothing changed.
+            RecvTimeoutError: time ran out. Every pending env still is; call again.
+            EnvError: an env raised. Its worker lives; reset that env. The other rows come with the next recv().
+            WorkerDiedError: a worker ended; its envs are lost. The other rows come with the next recv().
+            ClosedError: the pool is closed, or was closed by another thread meanwhile.
+        """
+        exchange = self._enter()
+        try:
+            _check_seconds("timeout", timeout, optional=True)
+            exchange.tell_death()
+            pending = exchange.port.pending
+            if not pending:
+                raise UsageError("recv: no env is pending; send() first")
+            need = min(self._batch_size, pending)
+            if min_envs is not None:
+                need = _check_range("min_envs", min_envs, 1, pending)
+            if out is not None:
+                exchange.check_out(out, need)
+            exchange.await_owed(need, _deadline_ns(timeout), timeout)
+            most = need if min_envs is None or out is not None else self._num_envs
+            return exchange.collect(np.array(exchange.port.ready(most), np.uint32), out)
+        finally:
+            self._leave()
+
+    # -- everything else of an env
+
+    def call(self, name: str, *args: Any, env_id: EnvIds = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or read an attribute that is none. Safe while steps are pending: it waits for them.
+
+        Args:
+            name: looked up through Gymnasium's wrappers.
+            args, kwargs: pickled to each env.
+            env_id: which envs. None: all.
+
+        Returns:
+            One result an env, pickled on its way, in the order of env_id.
+
+        Raises:
+            EnvError: it raised in an env (the original, such as AttributeError, is the `__cause__`). The other results
+                are dropped; env and worker go on. WorkerDiedError: an env is lost.
+        """
+        if name in OWN_METHODS:
+            raise UsageError(f"{name!r} is not to be called by name: use {OWN_METHODS[name]}")
+        return self._ask("call", name, [(args, kwargs)], env_id)
+
+    def get_attr(self, name: str, env_id: EnvIds = None) -> tuple[Any, ...]:
+        """Read an attribute of each env. As `call`, but methods are not called."""
+        return self._ask("get", name, [((), {})], env_id)
+
+    def set_attr(self, name: str, values: Any, env_id: EnvIds = None) -> None:
+        """Set an attribute of each env, where it is found among its wrappers.
+
+        Args:
+            values: a list or tuple of one for each env, or one value for all.
+        """
+        count = self._num_envs if env_id is None else np.size(env_id)  # type: ignore[arg-type]
+        each = values if isinstance(values, list | tuple) else [values] * count
+        if len(each) != count:
+            raise UsageError(f"set_attr: {count} envs, but {len(each)} values; one value for all must not be a list")
+        self._ask("set", name, [((value,), {}) for value in each], env_id)
+
+    def render(self, env_id: EnvIds = None) -> tuple[Any, ...]:
+        """What each env's `render()` returns."""
+        return self._ask("call", "render", [((), {})], env_id)
+
+    def _ask(self, kind: str, name: str, arguments: list[tuple[Any, Any]], env_id: EnvIds) -> tuple[Any, ...]:
+        exchange = self._enter()
+        try:
+            if not isinstance(name, str):
+                raise UsageError(f"the name of an attribute must be a str, not {name!r}")
+            ids, order = self._ids(env_id)
+            payloads = [_dump(f"the arguments of {name!r}", (kind, name, *each)) for each in arguments]
+            exchange.check_not_lost(ids)
+            exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
+            exchange.put_payloads(order, payloads * len(order) if len(payloads) == 1 else payloads)
+            exchange.ask(ids)
+            answers = {i: exchange.calls.read(i) for i in ids.tolist()}
+            for i, (record, status) in answers.items():
+                if status:
+                    raise exchange.env_error(i, "call", record, f"It was asked for {name!r}. Env and worker go on.")
+            return tuple(codec.load(answers[i][0]) for i in order.tolist())
+        finally:
+            self._leave()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the pool was made. Any thread may call this at any time.
+
+        Returns:
+            num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, and of the waits for results spins,
+            parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up). `workers` is a list of
+            dicts: worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
+        """
+        return self._final_stats if self._closed else self._stats()
+
+    def _stats(self) -> dict[str, Any]:
+        port, workers = self._exchange.port, []
+        for handle in self._workers.handles:
+            _, steps, busy_ns, wait_ns, spins, parks, _ = port.account(handle.worker_id)
+            workers.append({
+                "worker_id": handle.worker_id,
+                "pid": handle.pid,
+                "env_ids": list(handle.ids),
+                "alive": not handle.died,
+                "steps": steps,
+                "busy_seconds": busy_ns * 1e-9,
+                "wait_seconds": wait_ns * 1e-9,
+                "spins": spins,
+                "parks": parks,
+            })  # fmt: skip
+        steps = sum(each["steps"] for each in workers)
+        spins, parks, heartbeats = port.waits
+        return {
+            "num_envs": self._num_envs,
+            "num_workers": self._num_workers,
+            "steps": steps,
+            "steps_per_second": steps / (time.monotonic() - self._started),
+            "segment_bytes": self._plan.layout.size,
+            "spins": spins,
+            "parks": parks,
+            "heartbeats": heartbeats,
+            "workers": workers,
+        }
+
+    # -- end
+
+    def close(self) -> None:
+        """End the workers and free the memory. Idempotent, from any state and any thread; never raises for an env.
+
+        Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
+        longer than `close_timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
+        another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
+        """
+        if self._closed:
+            return
+        exchange, self._closed = self._exchange, True
+        exchange.closing = True
+        exchange.port.alert()
+        mine = self._turn_owner == threading.get_ident()  # a signal handler's close inside a call of this pool
+        if not mine:
+            self._turn.acquire()
+        try:
+            if self._owner == os.getpid():
+                exchange.calls.clear()
+                self._workers.stop()
+                for i, status in enumerate(exchange.calls.statuses()):
+                    if status:
+                        remote = codec.load_error(exchange.calls.read(i)[0])
+                        text = "env %d raised in close: %s: %s\n%s"
+                        logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
+            self._final_stats = self._stats()
+            self._finalizer()
+            del self._exchange  # the segment is freed with the last view of it that the caller holds
+        finally:
+            if not mine:
+                self._turn.release()
+
+    # -- inside
+
+    def _enter(self) -> Exchange:
+        """Take the pool for one call of this thread."""
+        if not self._turn.acquire(blocking=False):
+            if self._closed:
+                raise ClosedError("the pool is closed")
+            who = "a signal handler or callback" if self._turn_owner == threading.get_ident() else "another thread"
+            raise UsageError(f"the pool is in use: one thread at a time may call it, and {who} is not the first")
+        if self._closed:
+            self._turn.release()
+            raise ClosedError("the pool is closed")
+        self._turn_owner = threading.get_ident()
+        return self._exchange
+
+    def _leave(self) -> None:
+        self._turn_owner = 0
+        self._turn.release()
+
+    def _ids(self, env_id: EnvIds) -> tuple[Array, Array]:
+        """Checked ids, uint32: ascending, and in the order of the caller."""
+        if env_id is None:
+            return self._exchange.all_ids, self._exchange.all_ids
+        array = np.atleast_1d(np.asarray(env_id))
+        if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+            raise UsageError(f"env_id must be an int or a non-empty sequence of ints, not {env_id!r}")
+        if array.min() < 0 or array.max() >= self._num_envs:
+            wrong = array[(array < 0) | (array >= self._num_envs)]
+            raise UsageError(f"env_id {wrong.tolist()}: this pool has envs 0 to {self._num_envs - 1}")
+        order = array.astype(np.uint32)
+        ids = np.unique(order)
+        if len(ids) != len(order):
+            raise UsageError(f"env_id names an env twice: {array.tolist()}")
+        return ids, order
+
+
+def _plan(reports: list[Report], ranges: tuple[range, ...], slots: int, autoreset: str) -> Plan:
+    """The memory that the envs need, if all need the same."""
+    envs = [env for report in reports for env in report.envs]
+    first = envs[0]
+    for env_id, env in enumerate(envs):
+        for what, one, other in (
+            ("observations", first.obs_node, env.obs_node),
+            ("actions", first.action_node, env.action_node),
+            ("rewards", first.reward_shape, env.reward_shape),
+        ):
+            if one != other:
+                raise UsageError(f"all envs need the same {what}: env 0 has {one}, env {env_id} has {other}")
+    return Plan(len(envs), ranges, slots, autoreset, first.obs_node, first.action_node, first.reward_shape)
+
+
+def _undo(things: list[Any]) -> None:
+    """Stop the workers and close the descriptors of a pool that failed to open, was closed, or was forgotten."""
+    for thing in things:
+        thing.stop() if isinstance(thing, Supervisor) else thing.close()
+
+
+def _context(context: str | multiprocessing.context.BaseContext | None) -> multiprocessing.context.BaseContext:
+    if isinstance(context, multiprocessing.context.BaseContext):
+        return context
+    methods = multiprocessing.get_all_start_methods()
+    _check_choice("context", "forkserver" if context is None else context, methods)
+    return multiprocessing.get_context("forkserver" if context is None else context)
+
+
+def _dump(what: str, value: Any) -> bytes:
+    try:
+        return codec.dump(value)
+    except TypeError as error:
+        raise UsageError(f"{what}: {error}") from error
+
+
+def _check_range(name: str, value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
+        raise UsageError(f"{name} must be an int from {low} to {high}, not {value!r}")
+    return int(value)
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def _check_seconds(name: str, value: Any, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not value >= 0:
+        raise UsageError(f"{name} must be seconds, 0 or more{', or None' if optional else ''}, not {value!r}")
+
+
+def _deadline_ns(timeout: float | None) -> int:
+    if timeout is None or timeout > 1e9:  # thirty years are for ever
+        return _port.FOREVER
+    return time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0

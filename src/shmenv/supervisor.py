@@ -1,0 +1,377 @@
+"""Starts, watches and ends the worker processes of one pool."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util  # first: what it registers to run at exit must run after what is registered here
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from shmenv import _ring, codec, worker
+from shmenv._port import Port
+from shmenv.cpu import limited_threads
+from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerTimeoutError
+from shmenv.plan import Plan
+from shmenv.segment import Segment, StackLog
+
+NO_MAIN_GUARD = 78  # exit code (EX_CONFIG) of a process that makes a pool while it is being started itself
+TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
+STACK_GRACE = 0.2  # seconds for a hanging worker to print its stack
+EXIT_GRACE = 1.0  # seconds for the exit code of a dead worker to arrive (a fork server passes it on)
+
+_live: weakref.WeakSet[Supervisor] = weakref.WeakSet()
+_registered = False
+
+
+@dataclass
+class Handle:
+    """One worker process as the manager holds it."""
+
+    worker_id: int
+    ids: range
+    process: BaseProcess
+    pid: int
+    pidfd: int
+    conn: Connection
+    building: int | None = None  # the env whose constructor runs, while the worker starts
+    exitcode: int | None = None
+    died: bool = False
+
+
+class Supervisor:
+    """The worker processes of one pool, from start to end.
+
+    Called by: the thread that makes the pool, then the one that uses it; `stop` by any.
+    """
+
+    def __init__(
+        self,
+        context: multiprocessing.context.BaseContext,
+        ranges: Iterable[range],
+        setup: Callable[[int, int, Connection], worker.Setup],
+        stacks: StackLog,
+        start_timeout: float | None,
+        close_timeout: float,
+    ) -> None:
+        self._context = context
+        self._ranges = tuple(ranges)
+        self._setup = setup
+        self._stacks = stacks
+        self._start_timeout = start_timeout
+        self._close_timeout = close_timeout
+        self._port: Port | None = None
+        self._watcher: _ring.Watcher | None = None
+        self._stopping = threading.Lock()
+        self._stopped = False
+        self._owner = os.getpid()
+        self.handles: list[Handle] = []
+        _remember(self)
+
+    # -- start
+
+    def start(self) -> list[worker.Report]:
+        """Start all workers side by side, and wait until each has built its envs.
+
+        Raises:
+            EnvError: a constructor raised.
+            WorkerTimeoutError: one did not return in time.
+            WorkerDiedError: a worker ended instead.
+            ResourceError, UsageError: no process could be started.
+        """
+        with limited_threads():  # a fork server started here hands them down, too
+            _preload(self._context)
+            for worker_id in range(len(self._ranges)):
+                self.handles.append(self._start_one(worker_id, 0))
+        return self._reports()
+
+    def _start_one(self, worker_id: int, generation: int) -> Handle:
+        ours, theirs = multiprocessing.Pipe()
+        setup = self._setup(worker_id, generation, theirs)
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=worker.main, args=(setup,), name=f"shmenv-worker-{worker_id}", daemon=False
+        )
+        try:
+            process.start()
+        except AssertionError as error:  # multiprocessing: daemonic processes are not allowed to have children
+            raise UsageError(f"no workers can be started from this process: {error}") from error
+        except (BrokenPipeError, EOFError, ConnectionResetError) as error:
+            raise UsageError(f"a worker ended while it was being started. {GUARD_HINT}") from error
+        except OSError as error:
+            raise ResourceError(error.errno, f"worker {worker_id} cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        try:
+            pidfd = _ring.pidfd_open(process.pid)
+        except OSError as error:
+            process.kill()
+            raise ResourceError(error.errno, f"worker {worker_id} cannot be watched: {error.strerror}") from error
+        return Handle(worker_id, self._ranges[worker_id], process, process.pid, pidfd, ours)
+
+    def _reports(self) -> list[worker.Report]:
+        deadline = None if self._start_timeout is None else time.monotonic() + self._start_timeout
+        reports: dict[int, worker.Report] = {}
+        while len(reports) < len(self.handles):
+            waiting = [handle for handle in self.handles if handle.worker_id not in reports]
+            # Not the pipes alone: under fork other workers hold copies of their far ends, and no end of file comes.
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait([handle.conn for handle in waiting] + [handle.pidfd for handle in waiting], left)  # type: ignore[list-item]
+            if not ready:
+                raise self._start_timed_out(waiting)
+            for handle in waiting:
+                while handle.worker_id not in reports and handle.conn.poll():
+                    try:
+                        message = handle.conn.recv()
+                    except (EOFError, OSError):
+                        break
+                    if isinstance(message, worker.Building):
+                        handle.building = message.env_id
+                    elif isinstance(message, worker.Failed):
+                        raise self._start_failed(handle, message)
+                    else:
+                        reports[handle.worker_id] = message
+                if handle.worker_id not in reports and handle.pidfd in ready and not handle.conn.poll():
+                    self._note_exit(handle)
+                    if handle.exitcode == NO_MAIN_GUARD:
+                        raise UsageError(GUARD_HINT)
+                    raise self.died_error(handle, _stage(handle))
+        return [reports[worker_id] for worker_id in sorted(reports)]
+
+    def _start_failed(self, handle: Handle, message: worker.Failed) -> Exception:
+        remote = codec.load_error(message.record)
+        if message.env_id is None:
+            where = f"worker {handle.worker_id} (envs {_span(handle.ids)}) could not start"
+        else:
+            where = f"the constructor of env {message.env_id} in worker {handle.worker_id} raised"
+        error = EnvError(
+            f"{where}: {remote.type_name}: {remote.message}\n\n{remote.traceback_text}",
+            env_id=handle.ids.start if message.env_id is None else message.env_id,
+            worker_id=handle.worker_id,
+            command="construct",
+            type_name=remote.type_name,
+            traceback_text=remote.traceback_text,
+        )
+        error.__cause__ = remote.exception
+        return error
+
+    def _start_timed_out(self, waiting: list[Handle]) -> Exception:
+        handle = waiting[0]
+        stack = self.stack_of(handle)
+        others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
+        return WorkerTimeoutError(
+            f"worker {handle.worker_id} (pid {handle.pid}){others} was not ready within start_timeout="
+            f"{self._start_timeout} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
+            f"longer.\n\n{stack}",
+            worker_id=handle.worker_id,
+            env_ids=handle.ids,
+            pid=handle.pid,
+            exitcode=None,
+        )
+
+    def go(self, plan: Plan) -> None:
+        """Hand every worker the plan: the segment is there, commands may come."""
+        for handle in self.handles:
+            try:
+                handle.conn.send(plan)
+            except OSError:  # it died after its report; the watcher will say so
+                pass
+            handle.conn.close()
+
+    def watch(self, port: Port, segment: Segment, semaphore: int) -> None:
+        """From now on a death rings the pool's semaphore."""
+        self._port = port
+        self._watcher = _ring.Watcher(segment.buffer.address + semaphore, segment.buffer, len(self.handles))
+        for handle in self.handles:
+            self._watcher.watch(handle.worker_id, handle.pidfd)
+
+    # -- death
+
+    def newly_dead(self, look: bool = False) -> list[Handle]:
+        """Workers that have ended since the last call. Their exit codes are known where the system tells them.
+
+        Args:
+            look: ask the system too, not the watcher alone: the second net, cast at each heartbeat of a wait.
+        """
+        if self._watcher is None:
+            return []
+        dead = [
+            handle
+            for handle in self.handles
+            if not handle.died and (self._watcher.is_dead(handle.worker_id) or (look and _ended(handle)))
+        ]
+        for handle in dead:
+            self._watcher.unwatch(handle.worker_id)
+            self._note_exit(handle)
+        return dead
+
+    def _note_exit(self, handle: Handle) -> None:
+        handle.died = True
+        wait([handle.process.sentinel], EXIT_GRACE)
+        handle.exitcode = handle.process.exitcode
+        _kill_group(handle.pid, signal.SIGKILL)  # what the env has started does not outlive its worker
+
+    def died_error(self, handle: Handle, doing: str) -> WorkerDiedError:
+        """The error that tells of a dead worker. `doing` says what it was at."""
+        crash = self._stacks.text(0) if handle.exitcode is not None and handle.exitcode < 0 else ""
+        return WorkerDiedError(
+            f"worker {handle.worker_id} (pid {handle.pid}) {exit_text(handle.exitcode)} {doing}. Its envs "
+            f"{_span(handle.ids)} are lost; the other workers' envs go on."
+            + (f"\n\nWhat it printed as it crashed:\n{crash}" if crash else ""),
+            worker_id=handle.worker_id,
+            env_ids=handle.ids,
+            pid=handle.pid,
+            exitcode=handle.exitcode,
+        )
+
+    def stack_of(self, handle: Handle) -> str:
+        """The stacks of a hanging worker's threads, as faulthandler prints them, also from native code."""
+        if not _catches(handle.pid, worker.STACK_SIGNAL):
+            return "(its stack is not to be had: it is still importing)"
+        start = before = self._stacks.size()
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle.pidfd, worker.STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_GRACE
+        while time.monotonic() < deadline:  # nothing tells when the last line is out: until it grows no more
+            time.sleep(0.01)
+            size = self._stacks.size()
+            if size == before > start:
+                break
+            before = size
+        text = self._stacks.text(start)
+        return f"Its stack:\n{text}" if text else "(it did not print its stack: stopped, or stuck in the kernel)"
+
+    # -- end
+
+    def stop(self) -> None:
+        """End all workers: ask, wait close_timeout, SIGTERM, SIGKILL to their groups. Idempotent, never raises for them.
+
+        Blocks: close_timeout + TERM_GRACE seconds and what the system needs to end killed processes.
+        """
+        if self._owner != os.getpid():  # a child of the user's, forked while the pool was open
+            return
+        with self._stopping:
+            if self._stopped:
+                return
+            self._stopped = True
+            if self._port is not None:
+                self._port.order_quit()
+            for handle in self.handles:
+                with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
+                    handle.conn.send(None)
+            self._await_ends(self._close_timeout)
+            for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
+                left = [handle for handle in self.handles if not _ended(handle)]
+                for handle in left:
+                    _kill_group(handle.pid, number)
+                    with contextlib.suppress(OSError):  # not a group leader yet
+                        signal.pidfd_send_signal(handle.pidfd, number)
+                if left:
+                    self._await_ends(grace)
+            if self._watcher is not None:
+                self._watcher.close()
+            for handle in self.handles:
+                if _ended(handle) and not handle.died:
+                    self._note_exit(handle)
+                handle.conn.close()
+                os.close(handle.pidfd)
+                with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
+                    handle.process.close()
+
+    def _await_ends(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while left := [handle for handle in self.handles if not _ended(handle)]:
+            if not wait([handle.pidfd for handle in left], max(0.0, deadline - time.monotonic())):  # type: ignore[list-item]
+                return
+
+
+GUARD_HINT = (
+    "A worker imports the main script, and that script makes a pool on import: put the part that runs under "
+    "`if __name__ == '__main__':`"
+)
+
+
+def refuse_in_starting_process() -> None:
+    """End a process that makes a pool while multiprocessing is still starting it; its parent explains."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(NO_MAIN_GUARD)
+
+
+def warn_of_threads(method: str) -> None:
+    """Forking a process with threads copies locks that nobody will ever release."""
+    count = threading.active_count()
+    if method == "fork" and count > 1:
+        warnings.warn(
+            f"context='fork' with {count} live threads may deadlock the workers; use 'forkserver' or 'spawn'",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def exit_text(exitcode: int | None) -> str:
+    """How a process ended, in words."""
+    if exitcode is None:
+        return "ended"
+    if exitcode >= 0:
+        return f"ended by itself with exit code {exitcode}"
+    name = signal.Signals(-exitcode).name if -exitcode in set(signal.Signals) else f"signal {-exitcode}"
+    hint = " (by somebody, or by the kernel for want of memory)" if exitcode == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def _preload(context: multiprocessing.context.BaseContext) -> None:
+    """Let a fork server that is not running yet import the worker once, instead of every worker anew."""
+    server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
+    untouched = getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None
+    if context.get_start_method() == "forkserver" and untouched:
+        context.set_forkserver_preload(["shmenv.worker"])
+
+
+def _remember(supervisor: Supervisor) -> None:
+    """Have every pool that is still open at exit closed before multiprocessing waits for its processes."""
+    global _registered
+    _live.add(supervisor)
+    if not _registered:
+        atexit.register(_stop_all)
+        _registered = True
+
+
+def _stop_all() -> None:
+    for supervisor in list(_live):
+        supervisor.stop()
+
+
+def _ended(handle: Handle) -> bool:
+    return handle.died or bool(wait([handle.pidfd], 0))  # type: ignore[list-item]
+
+
+def _kill_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _catches(pid: int, number: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            caught = next(line for line in status if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _stage(handle: Handle) -> str:
+    return "while starting up" if handle.building is None else f"in the constructor of env {handle.building}"
+
+
+def _span(ids: range) -> str:
+    return str(ids.start) if len(ids) == 1 else f"{ids.start}-{ids.stop - 1}"

@@ -1,0 +1,309 @@
+"""The child process: start, build the envs, the rare commands, errors, end. The steps themselves are in `_loop`."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from shmenv import _port, _ring, codec
+from shmenv._loop import Loop
+from shmenv.action import ActionReader
+from shmenv.cpu import limit_threads
+from shmenv.kinds import GymEnv, recognise
+from shmenv.layout import ArrayNode, Node, ObjectNode
+from shmenv.observation import ObservationWriter
+from shmenv.plan import AUTORESET_MODES, NOTE_BYTES, Mail, Plan
+from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
+
+STACK_SIGNAL = signal.SIGRTMIN + 7  # prints all stacks to the log; a real-time signal, since envs may use SIGUSR1 and 2
+CONSTRUCT, RESET, STEP, CALL, CLOSE = 1, 2, 3, 4, 5  # phases, as in core/channel.h
+PHASE_NAMES = ("idle", "construct", "reset", "step", "call", "close")
+
+
+@dataclass
+class Setup:
+    """What a worker is given at its start. Everything in it travels as an argument of the process start."""
+
+    worker_id: int
+    ids: range
+    generation: int
+    factories: bytes
+    worker_init: bytes
+    manager: ProcessHandle
+    conn: Connection
+    segment: Segment
+    spill: Spill
+    stacks: StackLog
+    entropy: int
+    cores: set[int] | None
+    shared_memory: bool
+    strict_dtype: bool
+    spin_ns: int
+    heartbeat_ns: int
+
+
+@dataclass(frozen=True)
+class EnvReport:
+    """What a worker tells about one env it has built."""
+
+    obs_node: Node
+    action_node: Node
+    reward_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker tells when all its envs are built; the spaces are those of its first env, pickled."""
+
+    envs: tuple[EnvReport, ...]
+    obs_space: bytes
+    action_space: bytes
+
+
+@dataclass(frozen=True)
+class Building:
+    """Sent before an env is built, so that a constructor that hangs can be named."""
+
+    env_id: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Sent when the worker cannot start; `env_id` None if the reason lies outside an env's constructor."""
+
+    env_id: int | None
+    record: bytes
+
+
+def main(setup: Setup) -> None:
+    """Called by: the worker process, which ends with it. Crash: the manager sees the process end, at any point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the manager decides
+    with contextlib.suppress(OSError):  # already the leader of its session
+        os.setpgid(0, 0)
+    _ring.end_with(setup.manager.fileno())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(file=setup.stacks.fileno(), all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=setup.stacks.fileno(), all_threads=True)
+    limit_threads()
+    if setup.cores is not None:
+        os.sched_setaffinity(0, setup.cores)
+    worker = Worker(setup)
+    conn = setup.conn
+    try:
+        conn.send(worker.build(lambda env_id: conn.send(Building(env_id))))
+    except BuildError as error:
+        conn.send(Failed(error.env_id, error.record))
+        worker.close()
+        return
+    try:
+        plan = conn.recv()
+    except EOFError:
+        plan = None
+    conn.close()
+    try:
+        if plan is None:  # the pool gave up: another worker failed
+            return
+        worker.serve(plan)
+    finally:
+        worker.close()
+
+
+class BuildError(Exception):
+    """An env of this worker could not be built."""
+
+    def __init__(self, env_id: int | None, record: bytes) -> None:
+        super().__init__(env_id)
+        self.env_id = env_id
+        self.record = record
+
+
+class Worker:
+    """One worker's envs, and everything about them that `_loop.Loop` leaves to Python."""
+
+    loop: Loop | None = None
+    calls: Mail | None = None
+    number = 0  # of the command at hand
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self.first = setup.ids.start
+        self.envs: list[GymEnv] = []
+
+    # -- start
+
+    def build(self, tell: Callable[[int], None]) -> Report:
+        """Build all envs. `tell` is called with each env's id before."""
+        setup, env_id = self._setup, None
+        try:
+            self._seed_globals()
+            if setup.worker_init:
+                codec.load(setup.worker_init)(setup.worker_id)
+            for env_id, factory in zip(setup.ids, codec.load(setup.factories), strict=True):
+                tell(env_id)
+                self.envs.append(recognise(factory()))
+            first = self.envs[0]
+            return Report(
+                tuple(EnvReport(self._obs_node(env), env.action_node, env.reward_shape) for env in self.envs),
+                codec.dump(first.obs_space),
+                codec.dump(first.action_space),
+            )
+        except BaseException as error:  # SystemExit of an env's constructor too
+            raise BuildError(env_id, codec.dump_error(error)) from error
+
+    def _obs_node(self, env: GymEnv) -> Node:
+        return env.obs_node if self._setup.shared_memory else ObjectNode()
+
+    def _seed_globals(self) -> None:
+        """Give each worker its own random numbers: under fork all would draw the same, under spawn nobody can repeat."""
+        sequence = np.random.SeedSequence(self._setup.entropy, spawn_key=(self.first, self._setup.generation))
+        words = sequence.generate_state(8)
+        random.seed(words.tobytes())
+        np.random.seed(words)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(int(words[0]))
+
+    # -- service
+
+    def serve(self, plan: Plan) -> None:
+        """Map the segment and answer commands until the manager orders to quit."""
+        setup = self._setup
+        setup.segment.attach()
+        buffer = setup.segment.buffer
+        self._plan, self._spill = plan, setup.spill
+        self._inbound = Mail(plan, "inbound", buffer, setup.spill)
+        self.calls = Mail(plan, "call", buffer, setup.spill)
+        obs_rows, action_rows = plan.rows("obs", buffer), plan.rows("action", buffer)
+        self.actions = ActionReader(plan.action_node, action_rows)
+        self.observations = ObservationWriter(plan.obs_node, obs_rows, setup.strict_dtype)
+        final_rows = plan.rows("final_obs", buffer) if plan.has_final_rows else []
+        self.final_observations = (
+            ObservationWriter(plan.obs_node, final_rows, setup.strict_dtype).write if plan.has_final_rows else None
+        )
+        self.single_action = action_rows[0] if isinstance(plan.action_node, ArrayNode) else None
+        self.single_observation = obs_rows[0] if isinstance(plan.obs_node, ArrayNode) else None
+        self.single_final_observation = final_rows[0] if final_rows and self.single_observation is not None else None
+        self.reward_shape = plan.reward_shape
+        self._reward = plan.array("reward", buffer)
+        self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
+        self.binders = self._find_binders(obs_rows)
+        self.loop = Loop(
+            self,
+            buffer,
+            plan.places(setup.worker_id),
+            num_envs=plan.num_envs,
+            autoreset=AUTORESET_MODES.index(plan.autoreset),
+            note_bytes=NOTE_BYTES,
+            spin_ns=setup.spin_ns,
+            heartbeat_ns=setup.heartbeat_ns,
+        )
+        self.loop.run()
+
+    def _find_binders(self, rows: list[np.ndarray[Any, Any]]) -> list[Callable[[int], None] | None] | None:
+        """For envs with `bind_observation`, what hands them the row of the command at hand; None if no env has it."""
+        if self.single_observation is None:
+            return None
+        binders: list[Callable[[int], None] | None] = []
+        for env_id, env in zip(self._setup.ids, self.envs, strict=True):
+            bind = getattr(env.env, "bind_observation", None)
+            views = [rows[0][plane, env_id, ...] for plane in range(self._plan.planes)]
+            binders.append(None if bind is None else lambda plane, bind=bind, views=views: bind(views[plane]))
+        return binders if any(binders) else None
+
+    # -- what the loop calls
+
+    def payload(self, env_id: int) -> bytes:
+        """What came with a command beside the arrays."""
+        return self._inbound.read(env_id)[0]
+
+    def spill_note(self, env_id: int, plane: int, final: bool, record: bytes) -> None:
+        """Put a side area that is too long for its row into the spill."""
+        self._spill.write(self._plan.note_region(env_id, plane, final), record)
+
+    def write_reward(self, plane: int, env_id: int, reward: Any) -> None:
+        """Write a reward that is no float: any number or array of size 1, or a vector of the declared shape."""
+        array = np.asarray(reward, np.float64)
+        if self.reward_shape == () and array.size == 1:
+            self._reward[plane, env_id] = array.reshape(())
+        elif array.shape == self.reward_shape:
+            self._reward[plane, env_id] = array
+        else:
+            hint = "" if self.reward_shape else "; an env with vector rewards declares their shape by `reward_space`"
+            raise TypeError(f"reward of shape {self.reward_shape} expected, got shape {array.shape}{hint}")
+
+    def autoreset(self, env_id: int, plane: int, number: int) -> tuple[Any, Any]:
+        """Reset an env whose episode has just ended."""
+        return self._reset(env_id, plane, number, None, None)
+
+    def command(self, env_id: int, number: int, code: int, plane: int, has_payload: bool) -> None:
+        """Carry out everything but a plain step: resets, also those that a step in next_step mode turns into, calls."""
+        assert self.loop is not None
+        self.number = number
+        if code == _port.CALL:
+            self._call(env_id, number)
+            return
+        try:
+            seed, options = codec.load(self.payload(env_id)) if code == _port.RESET and has_payload else (None, None)
+            obs, info = self._reset(env_id, plane, number, seed, options)
+            self._reward[plane, env_id] = 0
+            self._terminated[plane, env_id] = self._truncated[plane, env_id] = False
+            self.loop.write_row(env_id, plane, obs, info, 0)
+            self.loop.set_over(env_id, False)
+        except BaseException as error:
+            self.failed(env_id, plane, error, "reset")
+
+    def _reset(
+        self, env_id: int, plane: int, number: int, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[Any, Any]:
+        assert self.loop is not None
+        self.loop.doing(number, env_id, RESET)
+        if self.binders is not None:
+            bind = self.binders[env_id - self.first]
+            if bind is not None:
+                bind(plane)
+        return self.envs[env_id - self.first].reset(seed, options)
+
+    def failed(self, env_id: int, plane: int, error: BaseException, command: str) -> None:
+        """Publish an exception in place of a row."""
+        assert self.loop is not None
+        self.loop.write_error(env_id, plane, codec.dump((command, codec.dump_error(error))), _port.ROW_ERROR)
+
+    def _call(self, env_id: int, number: int) -> None:
+        assert self.loop is not None and self.calls is not None
+        self.loop.doing(number, env_id, CALL)
+        try:
+            kind, name, args, kwargs = codec.load(self.payload(env_id))
+            env, result = self.envs[env_id - self.first], None
+            if kind == "set":
+                env.set_attribute(name, args[0])
+            else:
+                result = env.attribute(name)
+                if kind == "call" and callable(result):
+                    result = result(*args, **kwargs)
+                elif kind == "call" and (args or kwargs):
+                    raise TypeError(f"{name!r} is no method, so it takes no arguments")
+            self.calls.write(env_id, codec.dump(result), 0)
+        except BaseException as error:
+            self.calls.write(env_id, codec.dump_error(error), 1)
+
+    # -- end
+
+    def close(self) -> None:
+        """Close every env. What an env raises there is left in its call area, where the manager finds it."""
+        for env_id, env in zip(self._setup.ids, self.envs, strict=False):
+            if self.loop is not None:
+                self.loop.doing(self.number, env_id, CLOSE)
+            try:
+                env.close()
+            except BaseException as error:
+                if self.calls is not None:
+                    self.calls.write(env_id, codec.dump_error(error), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -44,10 +44,10 @@ class Infos(Sequence[Any]):
         return len(self._records)
 
     @overload
-    def __getitem__(self, key: int) -> Any: ...
+    def __getitem__(self, key: SupportsIndex) -> Any: ...
     @overload
     def __getitem__(self, key: slice) -> Infos: ...
-    def __getitem__(self, key: int | slice) -> Any:
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
         """One row's info, or some rows.
 
         Raises:

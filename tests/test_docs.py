@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_the_lines_to_paste_from_the_readme_run(tmp_path: Path) -> None:
     program = tmp_path / "pasted.py"
     program.write_text(block)
     assert run(program, tmp_path) == "(64, 4) 64.0\n"
+
+
+def test_the_pieces_of_code_in_the_guide_are_one_program_that_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/pool.md").read_text(), re.DOTALL)
+    body = textwrap.indent("\n".join(blocks) + "print('done')", "    ")
+    program = tmp_path / "guide.py"
+    program.write_text(f"import gymnasium, numpy as np, shmenv\n\nif __name__ == '__main__':\n{body}\n")
+    assert run(program, tmp_path) == "done\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

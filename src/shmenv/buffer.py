@@ -199,7 +199,7 @@ class SeqlockBuffer(_VersionedValue):
 
     def __init__(
         self,
-        dtype: npt.DTypeLike | Mapping[str, tuple[npt.DTypeLike, Sequence[int]]],
+        dtype: npt.DTypeLike | Mapping[str, tuple[npt.DTypeLike, Sequence[int] | int]],
         shape: Sequence[int] | int | None = None,
         *,
         strict_dtype: bool = True,

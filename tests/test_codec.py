@@ -49,6 +49,18 @@ def test_a_factory_of_the_main_program_travels_by_value(monkeypatch: pytest.Monk
     assert not hasattr(sys.modules["__main__"], "make_answer") and load(data)() == 42
 
 
+def test_a_class_of_the_main_program_is_known_again() -> None:
+    main = sys.modules["__main__"]
+    exec("class Jump:\n    height = 3", vars(main))
+    jump = main.Jump()
+    try:
+        data = dump([jump, "the word __main__"])
+    finally:
+        del main.Jump
+    assert type(load(data)[0]) is type(jump) and load(data)[1] == "the word __main__"
+    assert type(load(dump(load(data)))[0]) is type(jump)
+
+
 def make_answer() -> int:
     return 42
 

@@ -25,19 +25,17 @@ class ActionWriter:
     Called by: the manager, for envs that owe no answer, so no worker reads their rows meanwhile.
     """
 
-    def __init__(self, node: Node, rows: Sequence[Rows], space_name: str = "", num_envs: int | None = None) -> None:
+    def __init__(self, node: Node, rows: Sequence[Rows], num_envs: int) -> None:
         """Prepare for actions of one structure.
 
         Args:
             node: the structure of one action.
             rows: for each array leaf, in the order of `leaves(node)`, the shared array (num_envs, *shape).
-            space_name: the action space as its author wrote it, for error messages.
-            num_envs: how many actions "all envs" takes; None: as many as the rows. To be given if there are no rows.
+            num_envs: how many envs there are: a space of objects alone has no rows that tell.
         """
         self._node = node
         self._rows = tuple(rows)
-        self._space_name = space_name
-        self._num_envs = len(rows[0]) if num_envs is None else num_envs
+        self._num_envs = num_envs
         self._only = self._rows[0] if isinstance(node, ArrayNode) else None
         kinds = [isinstance(leaf, ArrayNode) for _, leaf in leaves(node)]
         self._array_at = [k for k, is_array in enumerate(kinds) if is_array]
@@ -73,8 +71,7 @@ class ActionWriter:
             columns, whole = _read(self._node, action, n)
             payloads = self._payloads(columns, whole, n)
         except (MisfitError, TypeError) as error:
-            space = f"; the action space is {self._space_name}" if self._space_name else ""
-            raise UsageError(f"{error} ({n} envs{space})") from error
+            raise UsageError(f"{error} ({n} envs)") from error
         for rows, k in zip(self._rows, self._array_at, strict=True):
             column = columns[k]
             if isinstance(column, np.ndarray):

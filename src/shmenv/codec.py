@@ -16,25 +16,33 @@ ERROR_LIMIT = 1 << 16  # characters of each text of an error, and bytes of its p
 
 
 def dump(obj: Any) -> bytes:
-    """Pickle an object, by value if it cannot be found under a name (a lambda, a local class).
+    """Pickle an object; by value what the other process might not find under its name.
+
+    These are lambdas, local classes and whatever `__main__` defines. cloudpickle knows a class again that has been here
+    before, so objects and env factories of the main program share their classes, in the workers and back here.
 
     Raises:
         TypeError: it cannot be pickled. The text says why.
     """
+    data = b""
     try:
-        return pickle.dumps(obj, PROTOCOL)
+        data = pickle.dumps(obj, PROTOCOL)
+        if b"__main__" not in data:
+            return data
     except Exception:  # __reduce__ and __getstate__ raise what they like
         pass
     try:
         return bytes(cloudpickle.dumps(obj, PROTOCOL))
     except Exception as error:
+        if data:
+            return data
         raise TypeError(
             f"cannot send a {type(obj).__qualname__} to another process: {type(error).__name__}: {error}"
         ) from error
 
 
 def dump_factory(factory: Any) -> bytes:
-    """Pickle a function, or a list of them, as cloudpickle does: what stands in `__main__` or a notebook travels by value.
+    """Pickle a function, or a list of them, as cloudpickle does: what stands in `__main__` travels by value.
 
     Raises:
         TypeError: it cannot be pickled. The text says why.

@@ -56,7 +56,7 @@ class Infos(Sequence[Any]):
         """
         if isinstance(key, slice):
             return Infos(self._records[key])
-        record = self._records[key]
+        record = self._records[index(key)]
         if not record:
             return {}  # a fresh one: what a caller puts into it must not show in other rows or batches
         row = index(key) % len(self._records)

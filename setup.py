@@ -38,6 +38,9 @@ setup(
             "initializedcheck": False,
             "cdivision": True,
             "binding": False,
+            "embedsignature": True,
+            "embedsignature.format": "clinic",  # what `inspect.signature` reads, and so the check of the stubs
+            "autotestdict": False,
         },
     )
 )

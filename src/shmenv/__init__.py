@@ -1,6 +1,5 @@
 """Steps reinforcement-learning environments in worker processes, through shared memory, fast and restartable."""
 
-from shmenv.primitives import Ring, Semaphore
 from shmenv.batch import Batch
 from shmenv.buffer import SeqlockBuffer, ShmBuffer, ShmBufferContainer
 from shmenv.errors import (
@@ -16,6 +15,7 @@ from shmenv.errors import (
 )
 from shmenv.info import Infos
 from shmenv.pool import Pool
+from shmenv.primitives import Ring, Semaphore
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,6 @@
 """The worker's inner loop: take a command, call the env, check, write the row, publish."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
@@ -81,6 +82,7 @@ _check_ndarray()
 cdef enum: SAME_STEP = 0, NEXT_STEP = 1, DISABLED = 2
 
 
+@cython.final
 cdef class Loop:
     """Runs one worker's envs until the manager orders it to quit.
 

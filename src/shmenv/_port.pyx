@@ -1,5 +1,6 @@
 """The manager's end of the channels: give commands, wait for answers, gather rows. One call a batch, never one an env."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
@@ -90,6 +91,7 @@ cdef uint32_t count_answers(void *arg) noexcept nogil:
     return found
 
 
+@cython.final
 cdef class Port:
     """The manager's end of a pool's channels.
 
@@ -206,8 +208,9 @@ cdef class Port:
         cdef uint32_t found
         cdef int how
         scan.envs = self.envs
-        scan.ids = NULL if ids is None else (&ids[0] if ids.shape[0] else self.ids)
-        scan.count = self.num_envs if ids is None else <uint32_t>ids.shape[0]
+        scan.ids, scan.count = NULL, self.num_envs
+        if ids is not None:
+            scan.ids, scan.count = &ids[0], <uint32_t>ids.shape[0]
         if count_answers(&scan) >= need:
             return SHM_READY
         self.wait.deadline_ns = deadline_ns

@@ -1,4 +1,3 @@
-# cython: embedsignature=True, embedsignature.format=clinic, autotestdict=False
 """Binding of core/: memory, semaphore, ring, versioned cells, watcher threads. Takes buffers, numbers and flags."""
 
 cimport cython

@@ -32,7 +32,8 @@ class Batch:
     """
 
     __slots__ = (
-        "_plane", "_port", "_serial", "env_id", "final_info", "final_obs", "info", "obs", "reward", "terminated", "truncated",
+        "_plane", "_port", "_serial", "env_id", "final_info", "final_obs", "info", "obs", "reward", "terminated",
+        "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +80,7 @@ class Batch:
         return not self._port.written_since(int(self.env_id[0]), len(self.env_id), self._plane, self._serial)
 
     def take(self, other: Batch) -> Batch:
-        """Become the rows of another batch that was gathered into this one's arrays. Called by: `Pool.recv(out=...)`."""
+        """Become another batch, gathered into this one's arrays. Called by: `Pool.recv(out=...)`."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
         return self

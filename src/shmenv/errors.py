@@ -22,7 +22,7 @@ class RecvTimeoutError(ShmenvError, TimeoutError):
 
 
 class ResourceError(ShmenvError, OSError):
-    """The system's fault: too little memory, too few processes or descriptors. Says how much of what, and what helps."""
+    """The system's fault: too little memory, too few processes or descriptors. Says how much, and what helps."""
 
 
 class EnvError(ShmenvError):

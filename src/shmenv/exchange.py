@@ -55,7 +55,7 @@ class Exchange:
         )
         self.closing = False
         self.inbound, self.calls = Mail(plan, "inbound", buffer, spill), Mail(plan, "call", buffer, spill)
-        self.actions = ActionWriter(plan.action_node, plan.rows("action", buffer))
+        self.actions = ActionWriter(plan.action_node, plan.rows("action", buffer), n)
         self.all_ids = np.arange(n, dtype=np.uint32)
         self._copy, self._debug = copy, debug
         self._obs = plan.rows("obs", buffer)
@@ -216,7 +216,9 @@ class Exchange:
         owed = self.port.owed()
         shown = ", ".join(f"{i} ({seconds:.3g} s)" for i, seconds in owed[:8])
         more = f" and {len(owed) - 8} more" if len(owed) > 8 else ""
-        return f"no batch within {timeout} s. Pending, with the time since each was asked: env {shown}{more}. Call again"
+        return (
+            f"no batch within {timeout} s. Pending, with the time since each was asked: env {shown}{more}. Call again"
+        )
 
     # -- answers
 
@@ -342,7 +344,8 @@ class Exchange:
     def _nest(self, arrays: list[Array], objects: Sequence[Any]) -> Any:
         if not self._has_objects:
             return assemble(self.plan.obs_node, arrays)
-        array, column, values = iter(arrays), 0, []
+        array, column = iter(arrays), 0
+        values: list[Any] = []
         for _, leaf in leaves(self.plan.obs_node):
             if isinstance(leaf, ArrayNode):
                 values.append(next(array))
@@ -359,7 +362,10 @@ class Exchange:
         if self._state[i] != LOST:
             self._set_state(i, NEEDS_RESET)
         raise self.env_error(
-            i, command, record, f"Its worker lives; call reset(env_id={i}) before you step it again. The other envs' rows come with recv()."
+            i,
+            command,
+            record,
+            f"Its worker lives; reset(env_id={i}) before you step it again. The other envs' rows come with recv().",
         )
 
     def env_error(self, env_id: int, command: str, record: bytes, advice: str) -> EnvError:

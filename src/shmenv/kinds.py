@@ -120,9 +120,12 @@ class PlainEnv(GymEnv):
         return _element_node(self.obs_space.shape, dtype), action_node
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        """Seed the env if asked to, then reset it; options become the keyword arguments. Returns observation and info."""
         if seed is not None:
             if not hasattr(self.env, "seed"):
-                raise TypeError(f"a seed was given, but {type(self.env).__name__}.reset takes none and it has no seed()")
+                raise TypeError(
+                    f"a seed was given, but {type(self.env).__name__}.reset takes none and it has no seed()"
+                )
             self.env.seed(seed)
             self._first = None
         if self._first is not None and options is None:
@@ -156,7 +159,10 @@ class ParallelEnv(GymEnv):
         )
 
     def _nodes(self) -> tuple[Node, Node]:
-        nodes = [DictNode(tuple((agent, describe_space(space)) for agent, space in spaces.items())) for spaces in (self.obs_space, self.action_space)]
+        nodes = [
+            DictNode(tuple((agent, describe_space(space)) for agent, space in spaces.items()))
+            for spaces in (self.obs_space, self.action_space)
+        ]
         absent = [(agent, node) for agent, node in nodes[0].items]
         for agent, node in absent:
             if not all(isinstance(leaf, ArrayNode) for _, leaf in leaves(node)):

@@ -69,7 +69,7 @@ class Plan:
 
     @staticmethod
     def regions_for(num_envs: int, planes: int) -> int:
-        """Regions of the spill: two a row (info, final info), and for each env one a direction for payloads and calls."""
+        """Regions of the spill: for each env two a row (info, final info), one for its payloads, one for its calls."""
         return num_envs * (2 * planes + 2)
 
     def note_region(self, env_id: int, plane: int, final: bool) -> int:
@@ -82,7 +82,17 @@ class Plan:
 
     def places(self, worker_id: int | None = None) -> dict[str, int]:
         """Offsets, for the compiled modules: of the fields all share, or of one worker's own too."""
-        names = ("semaphore", "reward", "terminated", "truncated", "flags", "heads", "notes", "final_heads", "final_notes")
+        names = (
+            "semaphore",
+            "reward",
+            "terminated",
+            "truncated",
+            "flags",
+            "heads",
+            "notes",
+            "final_heads",
+            "final_notes",
+        )
         at = {name: self.layout.offset(name) for name in names if name in self.layout}
         if worker_id is not None:
             for name in ("worker", "cmd", "op", "rsp", "ended"):

@@ -34,15 +34,15 @@ EnvIds = int | Sequence[int] | Array | None
 class Pool:
     """Steps n envs in worker processes and hands out what they answer as batches of arrays.
 
-    Lock-step: `reset()`, then `step(action)` for all envs. First-k: `send(action, env_id)` and `recv()`, which returns as
-    soon as enough envs are ready. Both can be mixed. Each env is idle, pending (its answer is owed), in need of a reset
-    (at first, and after an error), or lost with its worker.
+    Lock-step: `reset()`, then `step(action)` for all envs. First-k: `send(action, env_id)` and `recv()`, which returns
+    as soon as enough envs are ready. Both can be mixed. Each env is idle, pending (its answer is owed), in need of a
+    reset (at first, and after an error), or lost with its worker.
 
     Args:
         env_fns: n functions that take no argument and return an env: Gymnasium's manner, DI-engine's, or a PettingZoo
             parallel env. They run in the workers only, pickled by cloudpickle.
-        num_workers: processes, 1 to n. None: the usable cores (affinity and cgroup quota), at most n. Envs i to j of one
-            worker run one after another and are lost together.
+        num_workers: processes, 1 to n. None: the usable cores (affinity and cgroup quota), at most n. Envs i to j of
+            one worker run one after another and are lost together.
         batch_size: rows of a plain `recv()`, 1 to n. None: n.
         context: start method of the workers, or a multiprocessing context. None: "forkserver".
         autoreset: what happens when an episode ends. "same_step": the env is reset at once, obs and info are the new
@@ -50,12 +50,12 @@ class Pool:
             whatever the action. "disabled": the env needs `reset(env_id=...)`.
         on_error: "raise" tells of a failed env or worker by an exception.
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
-        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the caller's
-            waits spin; for those who own the machine. A list of cores: those are taken in turn.
+        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the
+            caller's waits spin; for those who own the machine. A list of cores: those are taken in turn.
         slots: rows an env has for its observations, a power of two from 2 on: a view is valid for `slots` steps.
         shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
-        strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted where
-            no information of kind is lost (numpy's "same_kind"), integers range-checked.
+        strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted
+            where no information of kind is lost (numpy's "same_kind"), integers range-checked.
         worker_init: called with the worker's number in each worker, before any env is built.
         start_timeout: seconds for the workers to build all envs. None waits for ever.
         close_timeout: seconds that `close` gives the workers to close their envs before they are killed.
@@ -111,7 +111,6 @@ class Pool:
         self._turn_owner = 0
         self._seeds: list[int | None] = [None] * n
         self._started = time.monotonic()
-        self._owner = os.getpid()
         ranges = split(n, num_workers)
         spins = num_workers <= cpu.usable_cores()  # else a spinning worker would keep another from its core
 
@@ -127,7 +126,8 @@ class Pool:
             def setup(worker_id: int, generation: int, conn: Connection) -> Setup:
                 return Setup(
                     worker_id, ranges[worker_id], generation, factories[worker_id], init, manager, conn, segment, spill,
-                    stacks, entropy, cores[worker_id], shared_memory, strict_dtype, SPIN_NS if spins else 0, HEARTBEAT_NS,
+                    stacks, entropy, cores[worker_id], shared_memory, strict_dtype, SPIN_NS if spins else 0,
+                    HEARTBEAT_NS,
                 )  # fmt: skip
 
             workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, start_timeout, close_timeout)
@@ -147,6 +147,7 @@ class Pool:
         self._finalizer = weakref.finalize(self, _undo, with_cleanup)
         self._finalizer.atexit = False  # the supervisor has its own, earlier place at exit
         self._closed = False
+        _remember(self)
 
     # -- what it is
 
@@ -212,8 +213,8 @@ class Pool:
         """Reset envs and wait for their first observations.
 
         Args:
-            seed: an int gives env i the seed `seed + i`, whatever the number of workers; a sequence gives one each to the
-                envs that are reset; None leaves it to the envs.
+            seed: an int gives env i the seed `seed + i`, whatever the number of workers; a sequence gives one each to
+                the envs that are reset; None leaves it to the envs.
             options: one dict for all, or a sequence of one each. Not kept for later resets.
             env_id: which envs; they must not be pending. None: all, and what is pending is waited for and discarded.
 
@@ -280,9 +281,9 @@ class Pool:
         """Step all envs once, and wait for all of them.
 
         Args:
-            action: batched as Gymnasium's `batch_space` does, (n, *shape) arrays nested like the action space, or a list
-                of n single actions. Anything that is no value of the space travels pickled in such a list. Captured
-                before the envs start; yours to change afterwards.
+            action: batched as Gymnasium's `batch_space` does, (n, *shape) arrays nested like the action space, or a
+                list of n single actions. Anything that is no value of the space travels pickled in such a list.
+                Captured before the envs start; yours to change afterwards.
 
         Returns:
             A batch of all n envs. A view (unless `copy=True`), valid until the second next step.
@@ -331,19 +332,19 @@ class Pool:
     def recv(self, min_envs: int | None = None, timeout: float | None = None, out: Batch | None = None) -> Batch:
         """Wait until enough stepped envs are ready, and return their timesteps.
 
-        Envs that are not ready stay pending and come with a later call, so one slow env does not hold up the rest. Which
-        of more ready envs come first rotates, so none starves.
+        Envs that are not ready stay pending and come with a later call, so one slow env does not hold up the rest.
+        Which of more ready envs come first rotates, so none starves.
 
         Args:
-            min_envs: return all that are ready, at least so many, 1 to the number pending. None: exactly the pool's batch
-                size, or all that are pending if they are fewer.
+            min_envs: return all that are ready, at least so many, 1 to the number pending. None: exactly the pool's
+                batch size, or all that are pending if they are fewer.
             timeout: seconds for the whole call. None waits for ever, 0 only polls.
             out: a batch that owns its memory, with as many rows as come; it is filled and returned.
 
         Returns:
-            A batch in ascending env_id: obs as the space, (n, *obs_shape); reward float64 (n,); terminated, truncated bool
-            (n,). A view of shared memory if the env ids are consecutive and on one plane, else a copy; `batch.is_view` says
-            which. A view is valid until the second next step of one of its envs.
+            A batch in ascending env_id: obs as the space, (n, *obs_shape); reward float64 (n,); terminated, truncated
+            bool (n,). A view of shared memory if the env ids are consecutive and on one plane, else a copy;
+            `batch.is_view` says which. A view is valid until the second next step of one of its envs.
 
         Raises:
             UsageError: nothing is pending, min_envs is out of range, or out does not fit. Nothing changed.
@@ -373,12 +374,13 @@ class Pool:
     # -- everything else of an env
 
     def call(self, name: str, *args: Any, env_id: EnvIds = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env, or read an attribute that is none. Safe while steps are pending: it waits for them.
+        """Call a method of each env, or read an attribute that is none. It waits for pending steps.
 
         Args:
             name: looked up through Gymnasium's wrappers.
-            args, kwargs: pickled to each env.
+            *args: positional arguments, pickled to each env.
             env_id: which envs. None: all.
+            **kwargs: keyword arguments, likewise.
 
         Returns:
             One result an env, pickled on its way, in the order of env_id.
@@ -399,9 +401,11 @@ class Pool:
         """Set an attribute of each env, where it is found among its wrappers.
 
         Args:
+            name: the attribute.
             values: a list or tuple of one for each env, or one value for all.
+            env_id: which envs. None: all.
         """
-        count = self._num_envs if env_id is None else np.size(env_id)  # type: ignore[arg-type]
+        count = self._num_envs if env_id is None else np.size(env_id)
         each = values if isinstance(values, list | tuple) else [values] * count
         if len(each) != count:
             raise UsageError(f"set_attr: {count} envs, but {len(each)} values; one value for all must not be a list")
@@ -441,7 +445,8 @@ class Pool:
         return self._final_stats if self._closed else self._stats()
 
     def _stats(self) -> dict[str, Any]:
-        port, workers = self._exchange.port, []
+        port = self._exchange.port
+        workers: list[dict[str, Any]] = []
         for handle in self._workers.handles:
             _, steps, busy_ns, wait_ns, spins, parks, _ = port.account(handle.worker_id)
             workers.append({
@@ -487,14 +492,13 @@ class Pool:
         if not mine:
             self._turn.acquire()
         try:
-            if self._owner == os.getpid():
-                exchange.calls.clear()
-                self._workers.stop()
-                for i, status in enumerate(exchange.calls.statuses()):
-                    if status:
-                        remote = codec.load_error(exchange.calls.read(i)[0])
-                        text = "env %d raised in close: %s: %s\n%s"
-                        logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
+            exchange.calls.clear()
+            self._workers.stop()
+            for i, status in enumerate(exchange.calls.statuses()):
+                if status:
+                    remote = codec.load_error(exchange.calls.read(i)[0])
+                    text = "env %d raised in close: %s: %s\n%s"
+                    logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
             self._final_stats = self._stats()
             self._finalizer()
             del self._exchange  # the segment is freed with the last view of it that the caller holds
@@ -503,6 +507,12 @@ class Pool:
                 self._turn.release()
 
     # -- inside
+
+    def _disown(self) -> None:
+        """Called by: a child process, right after the fork."""
+        if not self._closed:
+            self._closed, self._final_stats = True, self._stats()
+        self._turn = threading.Lock()  # perhaps held by a thread that the child does not have
 
     def _enter(self) -> Exchange:
         """Take the pool for one call of this thread."""
@@ -551,6 +561,24 @@ def _plan(reports: list[Report], ranges: tuple[range, ...], slots: int, autorese
             if one != other:
                 raise UsageError(f"all envs need the same {what}: env 0 has {one}, env {env_id} has {other}")
     return Plan(len(envs), ranges, slots, autoreset, first.obs_node, first.action_node, first.reward_shape)
+
+
+_live: weakref.WeakSet[Pool] = weakref.WeakSet()
+_registered = False
+
+
+def _remember(pool: Pool) -> None:
+    """Have a child that the user forks while the pool is open find it closed: the workers are not the child's."""
+    global _registered
+    _live.add(pool)
+    if not _registered:
+        os.register_at_fork(after_in_child=_disown_all)
+        _registered = True
+
+
+def _disown_all() -> None:
+    for pool in list(_live):
+        pool._disown()
 
 
 def _undo(things: list[Any]) -> None:

@@ -126,7 +126,7 @@ class Supervisor:
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
             # Not the pipes alone: under fork other workers hold copies of their far ends, and no end of file comes.
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait([handle.conn for handle in waiting] + [handle.pidfd for handle in waiting], left)  # type: ignore[list-item]
+            ready = wait([handle.conn for handle in waiting] + [handle.pidfd for handle in waiting], left)
             if not ready:
                 raise self._start_timed_out(waiting)
             for handle in waiting:
@@ -254,7 +254,7 @@ class Supervisor:
     # -- end
 
     def stop(self) -> None:
-        """End all workers: ask, wait close_timeout, SIGTERM, SIGKILL to their groups. Idempotent, never raises for them.
+        """End all workers: ask, wait close_timeout, SIGTERM, SIGKILL to their groups. Idempotent; raises for none.
 
         Blocks: close_timeout + TERM_GRACE seconds and what the system needs to end killed processes.
         """
@@ -291,7 +291,7 @@ class Supervisor:
     def _await_ends(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while left := [handle for handle in self.handles if not _ended(handle)]:
-            if not wait([handle.pidfd for handle in left], max(0.0, deadline - time.monotonic())):  # type: ignore[list-item]
+            if not wait([handle.pidfd for handle in left], max(0.0, deadline - time.monotonic())):
                 return
 
 
@@ -352,7 +352,7 @@ def _stop_all() -> None:
 
 
 def _ended(handle: Handle) -> bool:
-    return handle.died or bool(wait([handle.pidfd], 0))  # type: ignore[list-item]
+    return handle.died or bool(wait([handle.pidfd], 0))
 
 
 def _kill_group(pid: int, number: int) -> None:

@@ -118,6 +118,13 @@ def main(setup: Setup) -> None:
         worker.close()
 
 
+def _binder(bind: Callable[[Any], object], views: list[Any]) -> Callable[[int], None]:
+    def binder(plane: int) -> None:
+        bind(views[plane])
+
+    return binder
+
+
 class BuildError(Exception):
     """An env of this worker could not be built."""
 
@@ -164,7 +171,7 @@ class Worker:
         return env.obs_node if self._setup.shared_memory else ObjectNode()
 
     def _seed_globals(self) -> None:
-        """Give each worker its own random numbers: under fork all would draw the same, under spawn nobody can repeat."""
+        """Give each worker random numbers of its own: under fork all would draw the same."""
         sequence = np.random.SeedSequence(self._setup.entropy, spawn_key=(self.first, self._setup.generation))
         words = sequence.generate_state(8)
         random.seed(words.tobytes())
@@ -216,7 +223,7 @@ class Worker:
         for env_id, env in zip(self._setup.ids, self.envs, strict=True):
             bind = getattr(env.env, "bind_observation", None)
             views = [rows[0][plane, env_id, ...] for plane in range(self._plan.planes)]
-            binders.append(None if bind is None else lambda plane, bind=bind, views=views: bind(views[plane]))
+            binders.append(None if bind is None else _binder(bind, views))
         return binders if any(binders) else None
 
     # -- what the loop calls

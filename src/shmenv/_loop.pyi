@@ -1,0 +1,23 @@
+from typing import Any, Self, final
+
+from shmenv._ring import Mapping
+
+@final
+class Loop:
+    def __new__(
+        cls,
+        worker: Any,
+        segment: Mapping,
+        at: dict[str, int],
+        *,
+        num_envs: int,
+        autoreset: int,
+        note_bytes: int,
+        spin_ns: int,
+        heartbeat_ns: int,
+    ) -> Self: ...
+    def run(self) -> None: ...
+    def doing(self, number: int, env_id: int, phase: int) -> None: ...
+    def set_over(self, env_id: int, over: bool) -> None: ...
+    def write_row(self, env_id: int, plane: int, obs: Any, info: Any, flags: int) -> None: ...
+    def write_error(self, env_id: int, plane: int, record: bytes, flags: int) -> None: ...

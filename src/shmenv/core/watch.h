@@ -135,6 +135,8 @@ static inline void shm_stop_watcher(shm_watcher *w) {
     pthread_mutex_unlock(&w->lock);
     os_notify(w->changes);
     pthread_join(w->thread, NULL);
+    close(w->changes); /* now, not with the object: a closed pool that is kept holds no descriptor */
+    w->changes = -1;
 }
 
 static inline void *shm_end_body(void *arg) {

@@ -120,7 +120,7 @@ class PlainEnv(GymEnv):
         return _element_node(self.obs_space.shape, dtype), action_node
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
-        """Seed the env if asked to, then reset it; options become the keyword arguments. Returns observation and info."""
+        """Seed the env if asked to, then reset it; options become keyword arguments. Returns (obs, info)."""
         if seed is not None:
             if not hasattr(self.env, "seed"):
                 raise TypeError(

@@ -1,0 +1,312 @@
+/* The semantics: memory as messages and views, futexes, the life of threads. See model.h for what it stands for. */
+#include "explorer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A value in a location's history, and what its reader learns by acquiring it. */
+typedef struct {
+    uint64_t value;
+    view carries;
+} message;
+
+typedef struct {
+    message messages[MESSAGES];
+    int count;
+    uint64_t hash;   /* of all its messages and futex calls */
+    view futex_seen; /* handed from futex call to futex call on this word */
+} location;
+
+enum { BLOCK_BYTES = 1 << 13 };
+static struct {
+    char *base;
+    size_t size;
+    uint8_t index[BLOCK_BYTES / 4]; /* of a location, by its offset: 1 + index, 0 unknown. Kept between executions */
+    void *address[LOCATIONS];
+    const char *name[LOCATIONS];
+    int wide[LOCATIONS];
+    int count;
+} block;
+static location memory[LOCATIONS];
+static view sc_seen; /* the last seq_cst store of each location, and what seq_cst fences have seen */
+static view newborn; /* what a thread started outside of threads has seen */
+static int tracing;
+model_world world;
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ hash >> 29;
+}
+static uint64_t hash_view(const view *v) {
+    uint64_t words[LOCATIONS / 8], hash = 1;
+    memcpy(words, v, sizeof words);
+    for (int i = 0; i * 8 < block.count; i++)
+        hash = mix(hash, words[i]);
+    return hash;
+}
+static void join(view *into, const view *from) {
+    for (int i = 0; i < LOCATIONS; i++)
+        into->at[i] = from->at[i] > into->at[i] ? from->at[i] : into->at[i];
+}
+static thread *self(void) { return &world.threads[world.running]; }
+
+static void explain(const char *what, int at, uint64_t value, const char *order, const char *how) {
+    if (!tracing)
+        return;
+    char place[40];
+    if (block.name[at])
+        snprintf(place, sizeof place, "%s", block.name[at]);
+    else
+        snprintf(place, sizeof place, "+%d", (int)((char *)block.address[at] - block.base));
+    printf("    %-12s %-6s %-16s %8lld  %s%s\n", self()->name, what, place, (long long)(int32_t)value, order, how);
+}
+static const char *const ORDER_NAMES[] = {"relaxed", "acquire", "release", "acq_rel", "seq_cst"};
+
+static void reset_location(int at) {
+    location *l = &memory[at];
+    l->count = 1;
+    l->hash = 0;
+    l->messages[0].value = block.wide[at] ? ((a64 *)block.address[at])->v : ((a32 *)block.address[at])->v;
+    memset(&l->messages[0].carries, 0, sizeof(view));
+    memset(&l->futex_seen, 0, sizeof(view));
+}
+static int locate(void *word, int wide) {
+    size_t offset = (size_t)((char *)word - block.base);
+    if (offset >= block.size) {
+        fprintf(stderr, "an access outside of the block of shared memory\n");
+        exit(2);
+    }
+    uint8_t *index = &block.index[offset / 4];
+    if (!*index) {
+        if (block.count == LOCATIONS) {
+            fprintf(stderr, "LOCATIONS is too small\n");
+            exit(2);
+        }
+        int at = block.count++;
+        *index = (uint8_t)(at + 1);
+        block.address[at] = word;
+        block.name[at] = NULL;
+        block.wide[at] = wide;
+        reset_location(at);
+    }
+    return *index - 1;
+}
+
+void model_shared(void *base, size_t size) {
+    if (size > BLOCK_BYTES) {
+        fprintf(stderr, "BLOCK_BYTES is too small\n");
+        exit(2);
+    }
+    block.base = base;
+    block.size = size;
+    memset(base, 0, size);
+}
+void model_name(void *word, int wide, const char *name) {
+    if (tracing)
+        block.name[locate(word, wide)] = name;
+}
+void model_forget(void) { memset(&block, 0, sizeof block); }
+void model_begin(const scenario *s, int stale_bound) {
+    world.thread_count = 0;
+    world.running = -1;
+    world.stale_left = stale_bound;
+    memset(&newborn, 0, sizeof newborn);
+    memset(&sc_seen, 0, sizeof sc_seen);
+    s->setup(s->with);
+    for (int at = 0; at < block.count; at++)
+        reset_location(at);
+}
+void model_trace(int on) { tracing = on; }
+
+/* ---- loads, stores, fences ---- */
+
+static void learn(uint64_t value) {
+    self()->history = mix(self()->history, value + 1);
+}
+static message *append(int at, uint64_t value, model_order order, const view *continued) {
+    thread *me = self();
+    location *l = &memory[at];
+    if (l->count == MESSAGES) {
+        fprintf(stderr, "MESSAGES is too small\n");
+        exit(2);
+    }
+    message *m = &l->messages[l->count];
+    me->seen.at[at] = (uint8_t)l->count;
+    m->value = value;
+    m->carries = order >= MODEL_release ? me->seen : me->released;
+    m->carries.at[at] = (uint8_t)l->count;
+    if (continued) /* a read-modify-write hands on what its predecessor carried: the release sequence */
+        join(&m->carries, continued);
+    if (order == MODEL_seq_cst)
+        sc_seen.at[at] = (uint8_t)l->count;
+    l->count++;
+    l->hash = mix(mix(l->hash, value), hash_view(&m->carries));
+    return m;
+}
+static void take(const message *m, model_order order) {
+    join(&self()->acquired, &m->carries);
+    if (order == MODEL_acquire || order >= MODEL_acq_rel)
+        join(&self()->seen, &m->carries);
+}
+/* Any message from `oldest` on; an older one than the newest costs one of the execution's stale reads. */
+static int pick(int at, int oldest) {
+    int newest = memory[at].count - 1;
+    int behind = world.stale_left > 0 ? choose(newest - oldest + 1) : 0;
+    world.stale_left -= behind > 0;
+    return newest - behind;
+}
+
+uint64_t model_load(void *word, int wide, model_order order) {
+    give_way();
+    thread *me = self();
+    int at = locate(word, wide);
+    if (order == MODEL_seq_cst && sc_seen.at[at] > me->seen.at[at])
+        me->seen.at[at] = sc_seen.at[at];
+    int chosen = pick(at, me->seen.at[at]);
+    const message *m = &memory[at].messages[chosen];
+    me->seen.at[at] = (uint8_t)chosen;
+    take(m, order);
+    learn(m->value);
+    explain("load", at, m->value, ORDER_NAMES[order], chosen + 1 < memory[at].count ? ", an old value" : "");
+    return m->value;
+}
+void model_store(void *word, int wide, uint64_t value, model_order order) {
+    give_way();
+    int at = locate(word, wide);
+    append(at, wide ? value : (uint32_t)value, order, NULL);
+    learn(0);
+    explain("store", at, value, ORDER_NAMES[order], "");
+}
+uint32_t model_exchange(a32 *word, int add, uint32_t value, model_order order) {
+    give_way();
+    int at = locate(word, 0);
+    message before = memory[at].messages[memory[at].count - 1]; /* the newest, as for every read-modify-write */
+    self()->seen.at[at] = (uint8_t)(memory[at].count - 1);
+    take(&before, order);
+    append(at, add ? (uint32_t)before.value + value : value, order, &before.carries);
+    learn(before.value);
+    explain(add ? "add" : "swap", at, before.value, ORDER_NAMES[order], "");
+    return (uint32_t)before.value;
+}
+static void fence(model_order order) {
+    thread *me = self();
+    if (order != MODEL_release)
+        join(&me->seen, &me->acquired);
+    if (order == MODEL_seq_cst) {
+        join(&me->seen, &sc_seen);
+        sc_seen = me->seen;
+    }
+    if (order != MODEL_acquire)
+        me->released = me->seen;
+}
+void model_fence(model_order order) {
+    give_way();
+    fence(order);
+    learn(0);
+    if (tracing)
+        printf("    %-12s fence  %s\n", self()->name, ORDER_NAMES[order]);
+}
+void model_copy_in(void *shared, const void *own, size_t size) {
+    for (size_t i = 0; i < size / 4; i++)
+        model_store((a32 *)shared + i, 0, ((const uint32_t *)own)[i], MODEL_relaxed);
+}
+void model_copy_out(void *own, const void *shared, size_t size) {
+    for (size_t i = 0; i < size / 4; i++)
+        ((uint32_t *)own)[i] = (uint32_t)model_load((a32 *)(uintptr_t)shared + i, 0, MODEL_relaxed);
+}
+
+/* ---- futexes ---- */
+
+/* The kernel's queue lock of the word: a call has seen what earlier calls on the same word had. */
+static void pass_futex(int at) {
+    location *l = &memory[at];
+    join(&self()->seen, &l->futex_seen);
+    l->futex_seen = self()->seen;
+    l->hash = mix(l->hash, hash_view(&l->futex_seen));
+}
+int model_futex_wait(a32 *word, uint32_t expected) {
+    give_way();
+    thread *me = self();
+    int at = locate(word, 0);
+    pass_futex(at);
+    int chosen = pick(at, me->seen.at[at]);
+    me->seen.at[at] = (uint8_t)chosen;
+    uint64_t value = memory[at].messages[chosen].value;
+    learn(value);
+    explain("park", at, expected, "", (uint32_t)value == expected ? "" : "value has changed");
+    if ((uint32_t)value != expected)
+        return OS_WOKEN;
+    me->state = BLOCKED;
+    me->futex = at;
+    give_way();
+    learn((uint64_t)me->result);
+    explain("woken", at, (uint64_t)me->result, "", "");
+    return me->result;
+}
+void model_futex_wake(a32 *word, int count) {
+    give_way();
+    int at = locate(word, 0);
+    pass_futex(at);
+    learn(0);
+    explain("wake", at, (uint64_t)count, "", "");
+    while (count-- > 0) {
+        int sleepers[THREADS], n = 0;
+        for (int i = 0; i < world.thread_count; i++)
+            if (world.threads[i].state == BLOCKED && world.threads[i].futex == at)
+                sleepers[n++] = i;
+        if (!n)
+            return;
+        model_wake(sleepers[count < n ? choose(n) : 0], OS_WOKEN);
+    }
+}
+void model_wake(int index, int result) {
+    world.threads[index].state = RUNNABLE;
+    world.threads[index].result = result;
+}
+
+/* ---- threads ---- */
+
+int model_start(const char *name, model_body body, int arg, int flags) {
+    if (world.thread_count == THREADS) {
+        fprintf(stderr, "THREADS is too small\n");
+        exit(2);
+    }
+    thread *t = &world.threads[world.thread_count];
+    memset(t, 0, offsetof(thread, at));
+    t->name = name;
+    t->body = body;
+    t->arg = arg;
+    t->mortal = flags & MODEL_MORTAL;
+    t->seen = world.running >= 0 ? self()->seen : newborn;
+    t->history = mix((uint64_t)(uintptr_t)body + (uint64_t)arg, 0);
+    return world.thread_count++;
+}
+void model_kill(int index) {
+    thread *t = &world.threads[index];
+    t->state = KILLED;
+    newborn = t->seen;
+    if (tracing)
+        printf("    %-12s KILLED\n", t->name);
+}
+void model_knows(uint64_t a, uint64_t b, uint64_t c) {
+    thread *me = self();
+    me->history = mix(mix(mix((uint64_t)(uintptr_t)me->body + (uint64_t)me->arg, a), b), c);
+}
+void model_check(int holds, const char *otherwise) {
+    if (!holds)
+        fail(otherwise);
+}
+uint64_t model_state(void) {
+    uint64_t hash = mix((uint64_t)world.stale_left, hash_view(&sc_seen));
+    for (int at = 0; at < block.count; at++)
+        if (memory[at].hash)
+            hash += mix(memory[at].hash, (uint64_t)at + 1);
+    for (int i = 0; i < world.thread_count; i++) {
+        const thread *t = &world.threads[i];
+        uint64_t own = mix(t->history, (uint64_t)(t->state * 256 + t->futex * 2 + t->heartbeats) << 8 | (uint64_t)i);
+        if (t->state < ENDED)
+            own = mix(mix(mix(own, hash_view(&t->seen)), hash_view(&t->acquired)), hash_view(&t->released));
+        hash += mix(own, (uint64_t)t->result);
+    }
+    return hash;
+}

@@ -1,0 +1,83 @@
+/* Versioned cells: what a reader accepts is one version, whole, and never older than what it had; who waits for a
+ * newer version is woken; a killed writer leaves the last complete value, and its successor goes on. */
+#include "cells.h"
+
+typedef struct {
+    uint32_t cells;
+    int versions, readers, reads, waits, mortal, spin; /* waits: the readers park until the last version */
+} cells_case;
+enum { WORDS = 2 };
+#define START UINT64_C(0xFFFFFFFF) /* the futex word, its low half, wraps with the first version */
+
+static const cells_case *c;
+static struct {
+    shm_cells cells;
+    a64 values[4 * WORDS];
+} S;
+
+static void write_all(int unused) {
+    (void)unused;
+    uint64_t version = SHM_LOAD(&S.cells.version, relaxed);
+    while (version++ < START + (uint64_t)c->versions) {
+        model_knows(version, 0, 0);
+        const uint64_t value[WORDS] = {version, ~version};
+        shm_write_cell(&S.cells, S.values, WORDS, c->cells, value);
+    }
+}
+static uint64_t read_once(uint64_t had) {
+    uint64_t value[WORDS], version;
+    if (!shm_read_cell(&S.cells, S.values, WORDS, c->cells, value, &version))
+        return had;
+    model_check(version >= had, "an older version came after a newer one");
+    model_check(value[0] == version && value[1] == ~version, "a torn or stale value was taken for whole");
+    return version;
+}
+static void read_some(int unused) {
+    (void)unused;
+    uint64_t had = START;
+    for (int i = 0; i < c->reads; i++) {
+        model_knows((uint64_t)i, had, 0);
+        had = read_once(had);
+    }
+}
+static void read_all(int unused) {
+    (void)unused;
+    shm_wait wait = MODEL_WAIT(c->spin);
+    for (uint64_t had = START; had < START + (uint64_t)c->versions; had = read_once(had)) {
+        model_knows(had, 0, 0);
+        shm_await_version(&S.cells, had, &wait);
+    }
+}
+static void setup(const void *with) {
+    c = with;
+    model_shared(&S, sizeof S);
+    S.cells.version.v = START;
+    S.values[START % c->cells * WORDS].v = START;
+    S.values[START % c->cells * WORDS + 1].v = ~START;
+    MODEL_NAME(&S.cells.version);
+    MODEL_NAME(&S.cells.waiters);
+    model_start("writer", write_all, 0, c->mortal);
+    for (int i = 0; i < c->readers; i++)
+        model_start(i ? "reader 2" : "reader 1", c->waits ? read_all : read_some, i, 0);
+}
+static void succeed(int unused) { model_start("successor", write_all, unused, 0); }
+
+static const cells_case two = {2, 3, 1, 3, 0, 0, 0}, three = {3, 4, 1, 2, 0, 0, 0}, four = {4, 6, 1, 2, 0, 0, 0},
+                        killed = {2, 3, 1, 2, 0, 1, 0}, killed_three = {3, 4, 1, 2, 0, 1, 0},
+                        awaited = {3, 2, 1, 0, 1, 0, 0}, spun = {3, 2, 1, 0, 1, 0, 1},
+                        awaited_by_two = {3, 2, 2, 0, 1, 0, 0}, awaited_killed = {3, 2, 2, 0, 1, 1, 0};
+#define CELLS(text, how, switches, killed_, interrupted) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = switches, .stale = 3, \
+      .kills = killed_, .signals = interrupted, .heartbeat = 1, .full = 1 }
+const scenario scenarios[] = {
+    CELLS("2 cells", two, 4, 0, 0),
+    CELLS("3 cells", three, 3, 0, 0),
+    CELLS("4 cells", four, 3, 0, 0),
+    CELLS("2 cells, writer killed and succeeded", killed, 3, 1, 0),
+    CELLS("3 cells, writer killed and succeeded", killed_three, 3, 1, 0),
+    CELLS("cells, awaited", awaited, 3, 0, 0),
+    CELLS("cells, awaited with spinning", spun, 3, 0, 0),
+    CELLS("cells, awaited by two, interrupted", awaited_by_two, 2, 0, 1),
+    CELLS("cells, awaited by two, writer killed and succeeded", awaited_killed, 2, 1, 0),
+    {0},
+};

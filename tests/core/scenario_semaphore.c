@@ -1,0 +1,102 @@
+/* The counting semaphore: every unit posted is taken once, the waiter is woken when enough are there, alerts end the
+ * wait, and the death of a poster or of the waiter costs nobody else anything. */
+#include "semaphore.h"
+
+typedef struct {
+    int posts[3][3]; /* units of each post of each poster; 0 ends the list */
+    uint32_t need[4];  /* units of each wait; 0 ends the list */
+    int mortal_posters, mortal_waiter, spin;
+} semaphore_case;
+enum { START = 0xFFFFFFFE, POSTERS = 3 };
+
+static const semaphore_case *c;
+static struct {
+    shm_semaphore semaphore;
+    a32 published[POSTERS]; /* units that each poster published before it posted them: the truth that a post hints at */
+    a32 dead;
+} S;
+
+static void post(int poster) {
+    for (int i = 0, sum = 0; i < 3 && c->posts[poster][i]; i++) {
+        model_knows((uint64_t)i, 0, 0);
+        sum += c->posts[poster][i];
+        SHM_STORE(&S.published[poster], (uint32_t)sum, relaxed);
+        shm_post(&S.semaphore, (uint32_t)c->posts[poster][i]);
+    }
+}
+static uint32_t published(void) {
+    uint32_t sum = 0;
+    for (int i = 0; i < POSTERS && c->posts[i][0]; i++)
+        sum += SHM_LOAD(&S.published[i], relaxed);
+    return sum;
+}
+/* Takes what each wait is for. Once a poster is dead, units may be missing for good: then it takes what is there. */
+static void take(int unused) {
+    (void)unused;
+    shm_wait wait = MODEL_WAIT(c->spin);
+    uint32_t seen = START, found, taken = SHM_LOAD(&S.semaphore.taken, relaxed) - START, before = 0;
+    for (int i = 0; i < 4 && c->need[i]; before += c->need[i++]) {
+        while (taken <= before) { /* else a predecessor took it */
+            model_knows(taken, seen, (uint64_t)wait.deadline_ns);
+            int how = shm_await(&S.semaphore, c->need[i], seen, shm_free_units, &S.semaphore, &wait, &found);
+            if (how == SHM_TIMEOUT)
+                return;
+            if (how == SHM_ALERT) {
+                seen = shm_alerts(&S.semaphore);
+                model_check((int)SHM_LOAD(&S.dead, relaxed), "an alert came before its reason");
+                wait.deadline_ns = 0;
+            } else if (how == SHM_READY) {
+                model_check(found >= c->need[i], "ready without enough");
+                model_check(published() >= taken + c->need[i], "a unit was counted before its result was there");
+                shm_take(&S.semaphore, c->need[i]);
+                taken += c->need[i];
+            }
+        }
+    }
+}
+static void tell(int unused) {
+    (void)unused;
+    SHM_STORE(&S.dead, 1, relaxed);
+    shm_alert(&S.semaphore);
+}
+static void setup(const void *with) {
+    c = with;
+    model_shared(&S, sizeof S);
+    S.semaphore.posted.v = S.semaphore.taken.v = S.semaphore.alert.v = S.semaphore.wake_at.v = START;
+    MODEL_NAME(&S.semaphore.posted);
+    MODEL_NAME(&S.semaphore.gate);
+    MODEL_NAME(&S.semaphore.wake_at);
+    MODEL_NAME(&S.semaphore.alert);
+    MODEL_NAME(&S.semaphore.taken);
+    model_start("waiter", take, -1, c->mortal_waiter);
+    for (int i = 0; i < POSTERS && c->posts[i][0]; i++)
+        model_start(i == 0 ? "poster 1" : i == 1 ? "poster 2" : "poster 3", post, i, c->mortal_posters);
+}
+static void after_kill(int who) {
+    if (who < 0)
+        model_start("successor", take, -1, 0);
+    else
+        model_start("watcher", tell, 0, 0);
+}
+
+static const semaphore_case singly = {{{1, 1, 1}}, {1, 1, 1}, 0, 0, 0}, jointly = {{{1, 1}, {1, 1}}, {3, 1}, 0, 0, 0},
+                            lumps = {{{2, 1}, {1}}, {2, 2}, 0, 0, 0}, spun = {{{1, 1}, {1}}, {2, 1}, 0, 0, 1},
+                            three_posters = {{{1}, {1}, {1}}, {2, 1}, 0, 0, 0},
+                            killed_poster = {{{1, 1}, {1, 1}}, {3, 1}, 1, 0, 0},
+                            killed_waiter = {{{1, 1}, {1, 1}}, {2, 1, 1}, 0, 1, 0},
+                            killed_any = {{{1}, {1}}, {2}, 1, 1, 0};
+#define SEMAPHORE(text, how, switches, killed, interrupted) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .preemptions = switches, .stale = 2, \
+      .kills = killed, .signals = interrupted, .full = 1 }
+const scenario scenarios[] = {
+    SEMAPHORE("semaphore, one poster", singly, 4, 0, 0),
+    SEMAPHORE("semaphore, two posters, 3 then 1", jointly, 3, 0, 0),
+    SEMAPHORE("semaphore, posts of several units", lumps, 3, 0, 0),
+    SEMAPHORE("semaphore, with spinning", spun, 3, 0, 0),
+    SEMAPHORE("semaphore, three posters", three_posters, 3, 0, 0),
+    SEMAPHORE("semaphore, interrupted", jointly, 2, 0, 1),
+    SEMAPHORE("semaphore, a poster killed", killed_poster, 2, 1, 0),
+    SEMAPHORE("semaphore, the waiter killed and succeeded", killed_waiter, 2, 1, 0),
+    SEMAPHORE("semaphore, any two killed", killed_any, 2, 2, 0),
+    {0},
+};

@@ -314,7 +314,7 @@ def warn_of_threads(method: str) -> None:
         warnings.warn(
             f"context='fork' with {count} live threads may deadlock the workers; use 'forkserver' or 'spawn'",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -214,6 +214,12 @@ static const char *explore(const scenario *s, int more, long *executions) {
         ++*executions;
         if (run.failure)
             return run.failure;
+        if (world.new_user) {
+            world.new_user = 0;
+            forget_states();
+            path.length = 0;
+            continue;
+        }
         while (path.length && path.choice[path.length - 1] + 1 == path.count[path.length - 1])
             path.length--;
         if (!path.length)

@@ -33,6 +33,7 @@ typedef struct {
     thread threads[THREADS];
     int thread_count, running; /* running: index, or -1 outside of threads */
     int stale_left;
+    int new_user; /* a thread accessed a location for the first time in this search: states met so far are void */
 } model_world;
 extern model_world world;
 

@@ -13,7 +13,6 @@ typedef struct {
 typedef struct {
     message messages[MESSAGES];
     int count;
-    uint64_t hash;   /* of all its messages and futex calls */
     view futex_seen; /* handed from futex call to futex call on this word */
 } location;
 
@@ -24,7 +23,8 @@ static struct {
     uint8_t index[BLOCK_BYTES / 4]; /* of a location, by its offset: 1 + index, 0 unknown. Kept between executions */
     void *address[LOCATIONS];
     const char *name[LOCATIONS];
-    int wide[LOCATIONS];
+    int wide[LOCATIONS], futex[LOCATIONS];
+    unsigned users[LOCATIONS]; /* bit per thread that accessed it in any execution so far */
     int count;
 } block;
 static location memory[LOCATIONS];
@@ -36,13 +36,6 @@ model_world world;
 static uint64_t mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
     return hash ^ hash >> 29;
-}
-static uint64_t hash_view(const view *v) {
-    uint64_t words[LOCATIONS / 8], hash = 1;
-    memcpy(words, v, sizeof words);
-    for (int i = 0; i * 8 < block.count; i++)
-        hash = mix(hash, words[i]);
-    return hash;
 }
 static void join(view *into, const view *from) {
     for (int i = 0; i < LOCATIONS; i++)
@@ -65,7 +58,6 @@ static const char *const ORDER_NAMES[] = {"relaxed", "acquire", "release", "acq_
 static void reset_location(int at) {
     location *l = &memory[at];
     l->count = 1;
-    l->hash = 0;
     l->messages[0].value = block.wide[at] ? ((a64 *)block.address[at])->v : ((a32 *)block.address[at])->v;
     memset(&l->messages[0].carries, 0, sizeof(view));
     memset(&l->futex_seen, 0, sizeof(view));
@@ -89,7 +81,12 @@ static int locate(void *word, int wide) {
         block.wide[at] = wide;
         reset_location(at);
     }
-    return *index - 1;
+    int at = *index - 1;
+    if (world.running >= 0 && !(block.users[at] >> world.running & 1)) {
+        block.users[at] |= 1u << world.running;
+        world.new_user = 1;
+    }
+    return at;
 }
 
 void model_shared(void *base, size_t size) {
@@ -123,7 +120,7 @@ void model_trace(int on) { tracing = on; }
 static void learn(uint64_t value) {
     self()->history = mix(self()->history, value + 1);
 }
-static message *append(int at, uint64_t value, model_order order, const view *continued) {
+static void append(int at, uint64_t value, model_order order, const view *continued) {
     thread *me = self();
     location *l = &memory[at];
     if (l->count == MESSAGES) {
@@ -140,8 +137,6 @@ static message *append(int at, uint64_t value, model_order order, const view *co
     if (order == MODEL_seq_cst)
         sc_seen.at[at] = (uint8_t)l->count;
     l->count++;
-    l->hash = mix(mix(l->hash, value), hash_view(&m->carries));
-    return m;
 }
 static void take(const message *m, model_order order) {
     join(&self()->acquired, &m->carries);
@@ -222,7 +217,7 @@ static void pass_futex(int at) {
     location *l = &memory[at];
     join(&self()->seen, &l->futex_seen);
     l->futex_seen = self()->seen;
-    l->hash = mix(l->hash, hash_view(&l->futex_seen));
+    block.futex[at] = 1;
 }
 int model_futex_wait(a32 *word, uint32_t expected) {
     give_way();
@@ -296,17 +291,56 @@ void model_check(int holds, const char *otherwise) {
     if (!holds)
         fail(otherwise);
 }
+/* ---- the state's hash, which leaves out what nobody can tell any more ---- */
+
+/* The part of a view above `base`: below it every thread has seen everything. */
+static uint64_t hash_view(const view *v, const view *base) {
+    view above;
+    for (int i = 0; i < LOCATIONS; i++)
+        above.at[i] = v->at[i] > base->at[i] ? v->at[i] - base->at[i] : 0;
+    uint64_t words[LOCATIONS / 8], hash = 0;
+    memcpy(words, &above, sizeof words);
+    for (int i = 0; i < LOCATIONS / 8; i++)
+        hash += (words[i] >> 32 | words[i] << 32) * (UINT64_C(0x9E3779B97F4A7C15) + 2 * (uint64_t)i) ^ words[i];
+    return hash;
+}
+/* The oldest message of each location that a thread which uses the location may still read. Threads that are not yet
+ * started begin with what a living one has seen. */
+static void find_base(view *base) {
+    unsigned living = 0;
+    for (int i = 0; i < world.thread_count; i++)
+        living |= (unsigned)(world.threads[i].state < ENDED) << i;
+    for (int at = 0; at < block.count; at++) {
+        unsigned users = block.users[at] >> world.thread_count ? living : block.users[at] & living;
+        uint8_t oldest = (uint8_t)(memory[at].count - 1);
+        for (int i = 0; i < world.thread_count; i++)
+            if (users >> i & 1 && world.threads[i].seen.at[at] < oldest)
+                oldest = world.threads[i].seen.at[at];
+        base->at[at] = oldest;
+    }
+}
 uint64_t model_state(void) {
-    uint64_t hash = mix((uint64_t)world.stale_left, hash_view(&sc_seen));
-    for (int at = 0; at < block.count; at++)
-        if (memory[at].hash)
-            hash += mix(memory[at].hash, (uint64_t)at + 1);
+    view base = {{0}};
+    find_base(&base);
+    uint64_t hash = mix((uint64_t)world.stale_left, hash_view(&sc_seen, &base));
+    for (int at = 0; at < block.count; at++) {
+        const location *l = &memory[at];
+        uint64_t own = (uint64_t)at;
+        for (int i = base.at[at]; i < l->count; i++)
+            own = mix(mix(own, l->messages[i].value), hash_view(&l->messages[i].carries, &base));
+        if (block.futex[at])
+            own = mix(own, hash_view(&l->futex_seen, &base));
+        hash += mix(own, 0);
+    }
     for (int i = 0; i < world.thread_count; i++) {
         const thread *t = &world.threads[i];
-        uint64_t own = mix(t->history, (uint64_t)(t->state * 256 + t->futex * 2 + t->heartbeats) << 8 | (uint64_t)i);
-        if (t->state < ENDED)
-            own = mix(mix(mix(own, hash_view(&t->seen)), hash_view(&t->acquired)), hash_view(&t->released));
-        hash += mix(own, (uint64_t)t->result);
+        uint64_t own = mix((uint64_t)i, (uint64_t)t->state);
+        if (t->state < ENDED) {
+            own = mix(mix(own, t->history), (uint64_t)(t->heartbeats << 16 | t->result << 8 | t->futex));
+            own = mix(mix(own, hash_view(&t->seen, &base)), hash_view(&t->acquired, &base));
+            own = mix(own, hash_view(&t->released, &base));
+        }
+        hash += mix(own, 1);
     }
     return hash;
 }

@@ -40,8 +40,8 @@ types: .venv/.built ## check the type hints (mypy strict) and the stubs of the c
 	@$(BIN)/python -m mypy.stubtest $(COMPILED)
 
 bench: .venv/.built ## measure every part beside its plain alternative (pytest-benchmark)
-	@$(BIN)/python -m pytest bench/bench_*.py -m "" --timeout=0 --benchmark-only --benchmark-columns=min,median,iqr,rounds \
-	    --benchmark-sort=median $(ARGS)
+	@$(BIN)/python -m pytest bench/bench_*.py -m "" --timeout=0 --benchmark-only \
+	    --benchmark-columns=median,iqr,min,rounds $(ARGS)
 
 explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score
 	@$(BIN)/python tests/core/mutate.py --full $(ARGS)

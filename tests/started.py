@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -20,7 +21,8 @@ def started(method: str, target: Callable[..., Any], *arguments: Any) -> Iterato
     """A process that runs `target`; killed at the end of the block if it still lives."""
     context: Any = multiprocessing.get_context(method)
     process: BaseProcess = context.Process(target=target, args=arguments)
-    process.start()
+    with _no_warning_about_threads():
+        process.start()
     try:
         yield process
     finally:
@@ -37,10 +39,19 @@ def finish(process: BaseProcess, timeout: float = 30.0) -> None:
 
 def fork(target: Callable[..., Any], *arguments: Any) -> int:
     """The quickest way to a process that is only there to be killed; ends it with 1 if `target` raises."""
-    pid = os.fork()
+    with _no_warning_about_threads():
+        pid = os.fork()
     if pid == 0:
         _run(target, arguments)
     return pid
+
+
+@contextmanager
+def _no_warning_about_threads() -> Iterator[None]:
+    """From Python 3.12 on a fork with threads around warns; here they are watchdogs and watchers, which hold no lock."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        yield
 
 
 def _run(target: Callable[..., Any], arguments: tuple[Any, ...]) -> NoReturn:

@@ -137,7 +137,6 @@ def test_a_thread_that_waits_lets_the_others_run() -> None:
     assert not semaphore.wait(timeout=0)  # the waiter is gone, so another may wait
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded")
 def test_a_child_forked_while_a_thread_waits_may_wait_itself() -> None:
     semaphore = Semaphore()
     waiter = threading.Thread(target=semaphore.wait)

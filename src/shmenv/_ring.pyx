@@ -117,11 +117,10 @@ def allocate(int fd, int64_t size) -> None:
             length = min(RESERVE_AT_ONCE, size - offset)
             with nogil:
                 result = os_reserve(fd, offset, length)
-            if result == -EINTR:
-                PyErr_CheckSignals()
-                continue
-            checked(result)
-            offset += length
+            PyErr_CheckSignals()  # some kernels interrupt a reservation for a signal, others finish it first
+            if result != -EINTR:
+                checked(result)
+                offset += length
     except BaseException:
         os_resize(fd, 0)
         raise
@@ -352,8 +351,8 @@ cdef class SemaphoreCore:
         if shm_free_units(s) < need:
             self.waiting_in = os.getpid()
             try:
-                seen_alert = shm_alerts(s)
                 while True:
+                    seen_alert = shm_alerts(s)  # news is for others: it ends no wait for units
                     with nogil:
                         how = shm_await(s, need, seen_alert, shm_free_units, s, &wait, &found)
                     if how == SHM_TIMEOUT:

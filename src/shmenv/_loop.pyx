@@ -188,12 +188,11 @@ cdef class Loop:
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
                     shm_doing(self.me, n, self.first + k, SHM_STEP)
                     self.step(k, n, word)
+                    shm_count_step(self.me)
                 else:
                     self.worker.command(
                         self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0
                     )
-                if SHM_OP_CODE(word) == SHM_OP_STEP:
-                    shm_count_step(self.me)
                 self.answered[k] = n
                 shm_respond(&self.rsp[k], n)  # commit point
                 shm_post(self.results, 1)

@@ -33,7 +33,10 @@ def fit(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strict: bool =
     Raises:
         MisfitError: it does not fit.
     """
-    array = value if type(value) is np.ndarray else as_array(value, dtype)
+    try:
+        array = value if type(value) is np.ndarray else as_array(value, dtype)
+    except MisfitError as error:
+        raise MisfitError(f"needs {dtype} {shape}, got {error}") from error.__cause__
     if array.dtype == dtype:
         if array.shape == shape:
             return array

@@ -214,8 +214,8 @@ class Pool:
 
         Args:
             seed: an int gives env i the seed `seed + i`, whatever the number of workers; a sequence gives one each to
-                the envs that are reset; None leaves it to the envs.
-            options: one dict for all, or a sequence of one each. Not kept for later resets.
+                the envs that are reset, in the order of env_id; None leaves it to the envs.
+            options: one dict for all, or a sequence of one each, like the seeds. Not kept for later resets.
             env_id: which envs; they must not be pending. None: all, and what is pending is waited for and discarded.
 
         Returns:
@@ -228,8 +228,8 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            ids = exchange.all_ids if env_id is None else self._ids(env_id)[0]
-            seeds, payloads = self._reset_payloads(seed, options, ids)
+            ids, order = self._ids(env_id)
+            seeds, payloads = self._reset_payloads(seed, options, order)
             exchange.check_not_lost(ids)
             if env_id is None:
                 exchange.discard()
@@ -249,12 +249,13 @@ class Pool:
         finally:
             self._leave()
 
-    def _reset_payloads(self, seed: Any, options: Any, ids: Array) -> tuple[list[int | None], list[bytes] | None]:
-        m = len(ids)
+    def _reset_payloads(self, seed: Any, options: Any, order: Array) -> tuple[list[int | None], list[bytes] | None]:
+        """Seeds and payloads by ascending id, from sequences in the order of the caller."""
+        m = len(order)
         seeds: list[int | None] = [None] * m
         if seed is not None:
             if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-                seeds = [int(seed) + i for i in ids.tolist()]
+                seeds = [int(seed) + i for i in order.tolist()]
             elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == m:
                 seeds = [None if item is None else _check_range("seed", item, 0, 2**64) for item in seed]
             else:
@@ -270,9 +271,9 @@ class Pool:
             raise UsageError("options must be dicts")
         if seed is None and options is None:
             return seeds, None
-        return seeds, [
-            b"" if one is None and option is None else _dump("options", (one, option))
-            for one, option in zip(seeds, each, strict=True)
+        ascending = np.argsort(order).tolist()
+        return [seeds[k] for k in ascending], [
+            b"" if seeds[k] is None and each[k] is None else _dump("options", (seeds[k], each[k])) for k in ascending
         ]
 
     # -- lock-step

@@ -19,6 +19,7 @@ from shmenv import _port, _ring, codec
 from shmenv._loop import Loop
 from shmenv.action import ActionReader
 from shmenv.cpu import limit_threads
+from shmenv.fit import as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
 from shmenv.observation import ObservationWriter
@@ -238,7 +239,10 @@ class Worker:
 
     def write_reward(self, plane: int, env_id: int, reward: Any) -> None:
         """Write a reward that is no float: any number or array of size 1, or a vector of the declared shape."""
-        array = np.asarray(reward, np.float64)
+        array = as_array(reward)
+        if array.dtype.kind not in "biufO" or any(item is None for item in array.flat):  # numpy would read None as NaN
+            raise TypeError(f"a reward must be a number, not {reward!r}")
+        array = array.astype(np.float64)
         if self.reward_shape == () and array.size == 1:
             self._reward[plane, env_id] = array.reshape(())
         elif array.shape == self.reward_shape:

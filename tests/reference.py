@@ -39,7 +39,7 @@ class Loop:
         self.envs = [env_fn() for env_fn in env_fns]
         self.autoreset = autoreset
         self.ended = [False] * len(self.envs)
-        self.reward: Any = 0.0
+        self.no_reward = np.zeros(getattr(getattr(self.envs[0], "reward_space", None), "shape", ()))
 
     def reset(
         self,
@@ -50,7 +50,7 @@ class Loop:
         rows = {}
         for i in range(len(self.envs)) if env_id is None else env_id:
             obs, info = self.envs[i].reset(seed=(seeds or {}).get(i), options=(options or {}).get(i))
-            rows[i] = Row(deepcopy(obs), info=deepcopy(info))
+            rows[i] = Row(deepcopy(obs), self.no_reward, info=deepcopy(info))
             self.ended[i] = False
         return rows
 
@@ -62,10 +62,10 @@ class Loop:
         if self.ended[i] and self.autoreset == "next_step":
             self.ended[i] = False
             obs, info = env.reset()
-            return Row(deepcopy(obs), reward=np.zeros_like(self.reward), info=deepcopy(info))
+            return Row(deepcopy(obs), self.no_reward, info=deepcopy(info))
         assert not self.ended[i], "the test stepped an ended env"
-        obs, self.reward, terminated, truncated, info = env.step(action)
-        row = Row(deepcopy(obs), deepcopy(self.reward), bool(terminated), bool(truncated), deepcopy(info))
+        obs, reward, terminated, truncated, info = env.step(action)
+        row = Row(deepcopy(obs), deepcopy(reward), bool(terminated), bool(truncated), deepcopy(info))
         if not row.ended:
             return row
         row.final_obs, row.final_info = row.obs, row.info

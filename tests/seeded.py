@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import gymnasium
@@ -234,7 +235,7 @@ class SpaceEnv(gymnasium.Env[Any, Any]):
     """Observations sampled from any space, from the seed of the reset; remembers the action as it got it."""
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space, self.action_space = deepcopy(observation_space), deepcopy(action_space)
         self.action: Any = None
         self.kept: list[Any] = []
 

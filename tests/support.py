@@ -41,6 +41,15 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def settled(pool: shmenv.Pool, steps: int) -> bool:
+    """So many steps are done and answered: the workers that did them sleep again."""
+    stats = pool.stats()
+    return stats["steps"] >= steps and all(
+        is_gone(worker["pid"]) or psutil.Process(worker["pid"]).status() == psutil.STATUS_SLEEPING
+        for worker in stats["workers"]
+    )
+
+
 class Script:
     """A Python program in a process group of its own."""
 

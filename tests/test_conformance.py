@@ -24,9 +24,8 @@ def cart_pole() -> Any:
 class Pair:
     """A pool and the reference beside it, given the same seeds and actions."""
 
-    def __init__(self, pool: shmenv.Pool, env: Env, mode: str, seed: int) -> None:
-        self.pool, self.loop, self.mode = pool, Loop([env] * pool.num_envs, mode), mode
-        self.space = self.loop.envs[0].observation_space
+    def __init__(self, pool: shmenv.Pool, env: Env, mode: str, seed: int, space: Any) -> None:
+        self.pool, self.loop, self.mode, self.space = pool, Loop([env] * pool.num_envs, mode), mode, space
         self.action_space = self.loop.envs[0].action_space
         self.action_space.seed(seed)
         self.rng = np.random.default_rng(seed)
@@ -71,13 +70,13 @@ class Pair:
         assert self.pool.pending == len(self.owed)
 
 
-def conforms(pool: shmenv.Pool, env: Env, mode: str) -> None:
-    pair = Pair(pool, env, mode, seed=11)
+def conforms(pool: shmenv.Pool, env: Env, mode: str, space: Any) -> None:
+    pair = Pair(pool, env, mode, 11, space)
     pair.step(STEPS)
     pair.play(STEPS)
     pair.step(3)
     assert pair.ended > pool.num_envs
-    again = Pair(pool, env, mode, seed=12)
+    again = Pair(pool, env, mode, 12, space)
     again.play(STEPS)
     again.step(3)
 
@@ -90,7 +89,7 @@ def test_a_pool_equals_the_plain_loop(
 ) -> None:
     """Covers final observations that show the new episode when the env reuses its buffers, autoreset conventions that
     are off by one, and results that come lost, doubled or out of order when envs are stepped in subsets."""
-    conforms(make_pool([env] * 6, num_workers=num_workers, autoreset=mode), env, mode)
+    conforms(make_pool([env] * 6, num_workers=num_workers, autoreset=mode), env, mode, env().observation_space)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
@@ -100,17 +99,33 @@ def test_a_pool_equals_the_plain_loop_under_other_start_methods(
     make_pool: Callable[..., shmenv.Pool], method: str, mode: str, num_workers: int
 ) -> None:
     """Covers behaviour that changes with the interpreter's default start method."""
-    conforms(make_pool([MixedEnv] * 5, num_workers=num_workers, autoreset=mode, context=method), MixedEnv, mode)
+    conforms(
+        make_pool([MixedEnv] * 5, num_workers=num_workers, autoreset=mode, context=method),
+        MixedEnv,
+        mode,
+        MixedEnv().observation_space,
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "options", [{"copy": True}, {"slots": 4}, {"debug": True}, {"shared_memory": False}, {"batch_size": 3}], ids=str
+    "options", [{"copy": True}, {"slots": 4}, {"debug": True}, {"batch_size": 3}, {"affinity": "spread"}], ids=str
 )
 def test_options_of_transport_change_no_value(
     make_pool: Callable[..., shmenv.Pool], options: dict[str, Any], mode: str
 ) -> None:
-    conforms(make_pool([MixedEnv] * 5, num_workers=2, autoreset=mode, **options), MixedEnv, mode)
+    conforms(
+        make_pool([MixedEnv] * 5, num_workers=2, autoreset=mode, **options),
+        MixedEnv,
+        mode,
+        MixedEnv().observation_space,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_that_travel_whole_equal_the_plain_loop(make_pool: Callable[..., shmenv.Pool], mode: str) -> None:
+    """Without shared memory each observation comes as the very object the env returned."""
+    conforms(make_pool([MixedEnv] * 5, num_workers=2, autoreset=mode, shared_memory=False), MixedEnv, mode, None)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4])

@@ -125,7 +125,7 @@ def test_truncation_ends_an_episode_as_termination_does(make_pool: MakePool, mod
     assert batch.obs.tolist() == ([[1, 0]] if mode == "same_step" else [[0, 1]])
 
 
-def test_a_failing_automatic_reset_still_delivers_the_end(make_pool: MakePool) -> None:
+def test_a_failing_automatic_reset_is_told_as_a_reset(make_pool: MakePool) -> None:
     pool = make_pool([partial(ScriptedEnv, length=1, script={(1, 0): "raise"}), ScriptedEnv], autoreset="same_step")
     pool.reset()
     with pytest.raises(shmenv.EnvError) as caught:

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from envs import Gate, ScriptedEnv, act, actions
-from support import eventually, is_gone
+from support import eventually, is_gone, settled
 
 import shmenv
 
@@ -144,7 +144,7 @@ def test_an_answer_published_before_the_death_is_delivered(make_pool: MakePool) 
     pool = make_pool([ScriptedEnv] * 2, num_workers=2)
     pool.reset()
     pool.send(actions(1), env_id=[0])
-    eventually(lambda: pool.stats()["steps"] == 1)
+    eventually(lambda: settled(pool, 1))
     kill(pool, 0)
     assert pool.recv().obs.tolist() == [[0, 1]]
     with pytest.raises(shmenv.WorkerDiedError):

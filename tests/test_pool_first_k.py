@@ -12,7 +12,7 @@ import pytest
 from envs import Gate, ScriptedEnv, act, actions
 from gymnasium.spaces import Box, Discrete
 from seeded import SpaceEnv
-from support import eventually
+from support import eventually, settled
 
 import shmenv
 
@@ -77,7 +77,7 @@ def test_recv_of_at_least_k_returns_all_that_are_ready(make_pool: MakePool) -> N
     pool = make_pool([ScriptedEnv] * 4, num_workers=1, batch_size=1)
     pool.reset()
     pool.send(actions(4))
-    eventually(lambda: pool.stats()["steps"] == 4)
+    eventually(lambda: settled(pool, 4))
     assert pool.recv(min_envs=1, timeout=10).env_id.tolist() == [0, 1, 2, 3]
 
 
@@ -141,8 +141,8 @@ def test_a_timeout_leaves_every_env_pending(gated: Callable[..., shmenv.Pool], g
 def test_a_timeout_of_nothing_only_looks(gated: Callable[..., shmenv.Pool]) -> None:
     pool = gated(2)
     pool.send(actions(2))
-    eventually(lambda: pool.stats()["steps"] == 2)
-    assert eventually(lambda: pool.recv(timeout=0)).env_id.tolist() == [0, 1]
+    eventually(lambda: settled(pool, 2))
+    assert pool.recv(timeout=0).env_id.tolist() == [0, 1]
 
 
 def test_an_env_that_is_busy_takes_no_second_action(
@@ -207,7 +207,7 @@ def test_a_whole_reset_drops_what_is_pending(gated: Callable[..., shmenv.Pool]) 
 def test_a_whole_reset_drops_results_that_nobody_took(gated: Callable[..., shmenv.Pool]) -> None:
     pool = gated(2)
     pool.send(actions(2))
-    eventually(lambda: pool.stats()["steps"] == 2)
+    eventually(lambda: settled(pool, 2))
     assert pool.reset().obs.tolist() == [[1, 0]] * 2
     assert pool.step(actions(2)).obs.tolist() == [[1, 1]] * 2
 

@@ -148,18 +148,23 @@ class LockInfoEnv(ScriptedEnv):
         return (*row, info)
 
 
-class NoDictInfoEnv(ScriptedEnv):
-    """Gives an info that is no dict."""
+class ListInfoEnv(ScriptedEnv):
+    """Gives an info for each of two players, as some of DI-engine's envs do."""
 
     def step(self, action: Any) -> Any:
-        return (*super().step(action)[:4], [1])
+        return (*super().step(action)[:4], [{"player": 0}, {"player": 1}])
 
 
-@pytest.mark.parametrize(("env", "says"), [(LockInfoEnv, "lock"), (NoDictInfoEnv, "info")])
-def test_an_info_that_cannot_travel_is_an_env_error(make_pool: MakePool, env: Any, says: str) -> None:
-    pool = make_pool([env, ScriptedEnv])
+def test_an_info_that_is_no_dict_arrives_as_it_is(make_pool: MakePool) -> None:
+    pool = make_pool([ListInfoEnv, ListInfoEnv])
+    assert list(pool.reset().info) == [{}, {}]
+    assert list(pool.step(actions(2)).info) == [[{"player": 0}, {"player": 1}]] * 2
+
+
+def test_an_info_that_cannot_travel_is_an_env_error(make_pool: MakePool) -> None:
+    pool = make_pool([LockInfoEnv, ScriptedEnv])
     pool.reset()
-    with pytest.raises(shmenv.EnvError, match=says) as caught:
+    with pytest.raises(shmenv.EnvError, match="lock") as caught:
         pool.step(actions(2))
     assert (caught.value.env_id, caught.value.command) == (0, "step")
     assert pool.recv().env_id.tolist() == [1]
@@ -167,7 +172,7 @@ def test_an_info_that_cannot_travel_is_an_env_error(make_pool: MakePool, env: An
 
 
 def test_infos_are_decoded_when_looked_at(make_pool: MakePool) -> None:
-    pool = make_pool([gives({"x": Undecodable()}), gives({"x": 1})])
+    pool = make_pool([UndecodableInfoEnv, partial(GivesEnv, SPACE, [np.zeros(1, np.float32)], infos=[{"x": 1}])])
     pool.reset()
     batch = pool.step(actions(2))
     assert batch.reward.tolist() == [0, 0] and batch.info[1] == {"x": 1}
@@ -180,6 +185,13 @@ class Undecodable:
 
     def __reduce__(self) -> Any:
         return (_refuse, ())
+
+
+class UndecodableInfoEnv(GivesEnv):
+    """Gives an info that the manager cannot decode."""
+
+    def __init__(self) -> None:
+        super().__init__(SPACE, [np.zeros(1, np.float32)], infos=[{"x": Undecodable()}])
 
 
 def _refuse() -> None:

@@ -37,9 +37,11 @@ def test_env_i_gets_the_seed_plus_i_whatever_the_number_of_workers(make_pool: Ma
 
 def test_a_sequence_of_seeds_gives_one_each(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 3)
-    for given in ([5, 3, 9], (1, 2, 3), np.array([8, 8, 8]), [4, None, 6], [2**40, 0, 2**63]):
+    for given in ([5, 3, 9], (1, 2, 3), np.array([8, 8, 8]), [2**40, 0, 2**63]):
         pool.reset(seed=given)
         assert seeds_seen(pool) == list(given) == pool.seeds
+    pool.reset(seed=[4, None, 6])
+    assert seeds_seen(pool) == [4, None, 6] and pool.seeds == [4, 0, 6]
 
 
 def test_without_a_seed_the_envs_are_left_alone(make_pool: MakePool) -> None:

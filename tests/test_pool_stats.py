@@ -65,11 +65,10 @@ def test_busy_time_is_the_time_in_steps(make_pool: MakePool, gate: Callable[[int
     threading.Event().wait(0.2)  # the length of the step that is measured
     os.close(held)
     pool.recv(timeout=10)
-    slow, quick = eventually(lambda: pool.stats())["workers"]
-    assert slow["busy_seconds"] >= 0.2
-    assert quick["busy_seconds"] < slow["busy_seconds"]
-    assert pool.step(actions(2)).reward.tolist() == [2, 2]
-    assert eventually(lambda: pool.stats()["workers"][1]["wait_seconds"] > 0.15)
+    pool.step(actions(2))  # a worker adds up when its next wait ends
+    slow, quick = pool.stats()["workers"]
+    assert slow["busy_seconds"] >= 0.2 > quick["busy_seconds"]
+    assert quick["wait_seconds"] > 0.15
 
 
 def test_an_idle_pool_uses_no_processor(make_pool: MakePool) -> None:

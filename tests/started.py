@@ -48,7 +48,7 @@ def fork(target: Callable[..., Any], *arguments: Any) -> int:
 
 @contextmanager
 def _no_warning_about_threads() -> Iterator[None]:
-    """From Python 3.12 on a fork with threads around warns; here they are watchdogs and watchers, which hold no lock."""
+    """From Python 3.12 on a fork beside threads warns; here these are watchdogs and watchers, which hold no lock."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
         yield

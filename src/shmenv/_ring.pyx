@@ -5,9 +5,11 @@ from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.number cimport PyNumber_Index
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
 
 import os
 
@@ -554,11 +556,11 @@ def ring_bytes(object capacity, object itemsize) -> int:
 
 @cython.final
 cdef class Cells:
-    """A value of `words` 64 bit words with a version, in `memory`: CELLS_HEADER_BYTES, then `count` cells.
+    """A value of `size` bytes with a version, in `memory`: CELLS_HEADER_BYTES, then `count` cells.
 
     Args:
-        memory: at least `cells_bytes(words, count)` long.
-        words: size of one value.
+        memory: at least `cells_bytes(size, count)` long.
+        size: bytes of one value.
         count: cells, at least 3. The more, the slower a reader may be.
         start: the version of the value that stands there, or None to join what another process made.
     """
@@ -566,55 +568,73 @@ cdef class Cells:
     cdef Mapping memory
     cdef shm_cells *head
     cdef a64 *cells
+    cdef size_t size
     cdef size_t words
     cdef uint32_t count
     cdef bint writing
 
-    def __init__(self, Mapping memory not None, size_t words, uint32_t count, object start=0):
+    def __init__(self, Mapping memory not None, size_t size, uint32_t count, object start=0):
         if count < 3:
             raise UsageError(f"count must be at least 3, not {count}")
-        if memory.size < cells_bytes(words, count):
-            raise UsageError(f"these cells need {cells_bytes(words, count)} bytes, not {memory.size}")
+        if memory.size < cells_bytes(size, count):
+            raise UsageError(f"these cells need {cells_bytes(size, count)} bytes, not {memory.size}")
         self.memory = memory
         self.head = <shm_cells *>memory.base
         self.cells = <a64 *>(<char *>memory.base + sizeof(shm_cells))
-        self.words = words
+        self.size = size
+        self.words = _words(size)
         self.count = count
         if start is not None:
             self.head.version = start
 
-    cdef int get(self, object x, Py_buffer *view, int flags) except -1:
+    cdef uint64_t *get(self, object x, Py_buffer *view, int flags) except NULL:
+        """The bytes of `x` as words: where they stand, or in memory of their own (for `done` to free) if those do not fit."""
+        cdef void *own
         if self.head == NULL:
             raise UsageError("these cells were not initialized")
         PyObject_GetBuffer(x, view, flags)
-        if <size_t>view.len != self.words * 8 or <uintptr_t>view.buf % 8:
-            PyBuffer_Release(view)
-            raise UsageError(f"needs {self.words * 8} contiguous bytes on an 8 byte boundary")
-        return 0
+        if <size_t>view.len == self.size:
+            if self.size == self.words * 8 and <uintptr_t>view.buf % 8 == 0 and self.size:
+                return <uint64_t *>view.buf
+            own = PyMem_Malloc(self.words * 8 + 8)
+            if own != NULL:
+                (<uint64_t *>own)[self.words] = 0
+                return <uint64_t *>own
+        PyBuffer_Release(view)
+        if <size_t>view.len == self.size:
+            raise MemoryError()
+        raise UsageError(f"needs {self.size} contiguous bytes, not {view.len}")
 
-    def write(self, object x) -> None:
-        """Publish the value that the C-contiguous, 8 byte aligned buffer `x` holds.
+    cdef void done(self, uint64_t *words, Py_buffer *view):
+        if words != view.buf:
+            PyMem_Free(words)
+        PyBuffer_Release(view)
+
+    def write(self, x: object) -> None:
+        """Publish the value that the C-contiguous buffer `x` holds.
 
         Called by: the writer, one thread of one process at a time. Blocks: no; copies long values without the GIL.
         Crash: the value is published or not; the last published one stays readable either way.
         """
         cdef Py_buffer view
-        self.get(x, &view, PyBUF_C_CONTIGUOUS)
+        cdef uint64_t *words = self.get(x, &view, PyBUF_C_CONTIGUOUS)
         try:
-            if self.words * 8 < COPY_HOLDING_GIL:
-                shm_write_cell(self.head, self.cells, self.words, self.count, <const uint64_t *>view.buf)
+            if words != view.buf:
+                memcpy(words, view.buf, self.size)
+            if self.size < COPY_HOLDING_GIL:
+                shm_write_cell(self.head, self.cells, self.words, self.count, words)
                 return
             if self.writing:
                 raise UsageError("another thread writes: there is one writer at a time")
             self.writing = True
             with nogil:
-                shm_write_cell(self.head, self.cells, self.words, self.count, <const uint64_t *>view.buf)
+                shm_write_cell(self.head, self.cells, self.words, self.count, words)
             self.writing = False
         finally:
-            PyBuffer_Release(&view)
+            self.done(words, &view)
 
-    def read(self, object out) -> int:
-        """Copy the newest value into the C-contiguous, writable, 8 byte aligned buffer `out`.
+    def read(self, out: object) -> int:
+        """Copy the newest value into the C-contiguous, writable buffer `out`.
 
         Blocks: while the writer laps it, which takes two more writes during one copy; gives the core away in between.
 
@@ -624,20 +644,22 @@ cdef class Cells:
         cdef Py_buffer view
         cdef uint64_t version = 0
         cdef int laps = 0, whole = 0
-        self.get(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        cdef uint64_t *words = self.get(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
-            if self.words * 8 < COPY_HOLDING_GIL:
-                whole = shm_read_cell(
-                    self.head, self.cells, self.words, self.count, <uint64_t *>view.buf, &version
-                )
+            if self.size < COPY_HOLDING_GIL:
+                whole = shm_read_cell(self.head, self.cells, self.words, self.count, words, &version)
             while not whole and laps < LAPS:
                 with nogil:
-                    whole = self.read_patiently(<uint64_t *>view.buf, &version)
+                    whole = self.read_patiently(words, &version)
                 laps += LAPS_AT_ONCE
                 PyErr_CheckSignals()
-            return version if whole else -1
+            if not whole:
+                return -1
+            if words != view.buf:
+                memcpy(view.buf, words, self.size)
+            return version
         finally:
-            PyBuffer_Release(&view)
+            self.done(words, &view)
 
     cdef int read_patiently(self, uint64_t *value, uint64_t *version) noexcept nogil:
         cdef int lap
@@ -674,6 +696,10 @@ cdef class Cells:
             PyErr_CheckSignals()
 
 
-def cells_bytes(object words, object count) -> int:
-    """Bytes of memory that `count` cells of `words` 64 bit words need."""
-    return sizeof(shm_cells) + count * words * 8
+def cells_bytes(object size, object count) -> int:
+    """Bytes of memory that `count` cells for values of `size` bytes need."""
+    return sizeof(shm_cells) + count * _words(size) * 8
+
+
+cdef object _words(object size):
+    return -(-size // 8)

@@ -23,28 +23,25 @@ class _VersionedValue:
     def __init__(self, node: Node, strict_dtype: bool, start: int = 0) -> None:
         self._segment = Segment(type(self).__name__.lower())
         self._describe(node, strict_dtype)
-        size = _ring.cells_bytes(self._words, CELLS)
+        size = _ring.cells_bytes(self._size, CELLS)
         self._segment.allocate(size, lambda: f"a {type(self).__name__} of {node}, {CELLS} times")
-        self._cells = _ring.Cells(self._segment.buffer, self._words, CELLS, start)
+        self._cells = _ring.Cells(self._segment.buffer, self._size, CELLS, start)
 
     def _join(self, segment: Segment, node: Node, strict_dtype: bool) -> None:
         """Called by: a process to which this object travelled."""
         self._segment = segment
         self._describe(node, strict_dtype)
         segment.attach()
-        self._cells = _ring.Cells(segment.buffer, self._words, CELLS, None)
+        self._cells = _ring.Cells(segment.buffer, self._size, CELLS, None)
 
     def _describe(self, node: Node, strict_dtype: bool) -> None:
         self._node, self._strict = node, strict_dtype
         self._leaves = [(path, leaf) for path, leaf in leaves(node) if isinstance(leaf, ArrayNode)]
         self._layout = Layout()
-        end = 0
+        self._size = 0
         for index, (_, leaf) in enumerate(self._leaves):
             self._layout.add(str(index), leaf.dtype, leaf.shape)
-            end = self._layout.offset(str(index)) + self._layout.nbytes(str(index))
-        self._words = -(-end // 8)
-        # One array that fills its cell goes in and out without a copy in between; others are put together first.
-        self._direct = len(self._leaves) == 1 and end == self._words * 8
+            self._size = self._layout.offset(str(index)) + self._layout.nbytes(str(index))
         self._staged: tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]] | None = None
 
     def _views(self, cell: Any) -> list[np.ndarray[Any, Any]]:
@@ -63,15 +60,16 @@ class _VersionedValue:
         return self._cells.version
 
     def _write(self, value: Any) -> None:
+        if isinstance(self._node, ArrayNode):
+            array = self._fit((), self._node, value)
+            self._cells.write(_as_buffer(array if array.flags.c_contiguous else array.copy()))
+            return
         arrays = [
             self._fit(path, leaf, part)
             for (path, leaf), part in zip(self._leaves, _take(self._node, value, ()), strict=True)
         ]
-        if self._direct and _is_plain(arrays[0]):
-            self._cells.write(arrays[0].reshape(-1).view(np.uint8))
-            return
         if self._staged is None:
-            cell = np.zeros(self._words, np.uint64)
+            cell = np.zeros(self._size, np.uint8)
             self._staged = cell, self._views(cell)
         cell, targets = self._staged
         for target, array in zip(targets, arrays, strict=True):
@@ -84,7 +82,7 @@ class _VersionedValue:
         except MisfitError as error:
             raise UsageError(f"{path_text(path, 'value')} {error}") from None
 
-    def _read_cell(self, out: np.ndarray[Any, Any]) -> int:
+    def _read_cell(self, out: Any) -> int:
         version = self._cells.read(out)
         if version < 0:
             raise ShmenvError(
@@ -93,22 +91,28 @@ class _VersionedValue:
         return version
 
     def _read(self) -> Any:
-        cell = np.empty(self._words, np.uint64)
+        if isinstance(self._node, ArrayNode):
+            array = np.empty(self._node.shape, self._node.dtype)
+            self._read_cell(_as_buffer(array))
+            return array
+        cell = np.empty(self._size, np.uint8)
         self._read_cell(cell)
         return assemble(self._node, self._views(cell))
 
     def _read_into(self, out: Any) -> int:
-        targets = list(_take(self._node, out, ()))
+        targets = _take(self._node, out, ())
         for (path, leaf), target in zip(self._leaves, targets, strict=True):
-            fits = isinstance(target, np.ndarray) and (target.dtype, target.shape) == (leaf.dtype, leaf.shape)
-            if not fits or not target.flags.writeable:
-                got = (
-                    f"{target.dtype} {target.shape}" if isinstance(target, np.ndarray) else f"a {type(target).__name__}"
-                )
+            if (
+                not isinstance(target, np.ndarray)
+                or target.dtype != leaf.dtype
+                or target.shape != leaf.shape
+                or not target.flags.writeable
+            ):
+                got = f"{target.dtype} {target.shape}" if isinstance(target, np.ndarray) else type(target).__name__
                 raise UsageError(f"{path_text(path, 'out')} must be a writable array of {leaf}, not {got}")
-        if self._direct and _is_plain(targets[0]):
-            return self._read_cell(targets[0].reshape(-1).view(np.uint8))
-        cell = np.empty(self._words, np.uint64)
+        if isinstance(self._node, ArrayNode) and targets[0].flags.c_contiguous:
+            return self._read_cell(_as_buffer(targets[0]))
+        cell = np.empty(self._size, np.uint8)
         version = self._read_cell(cell)
         for target, array in zip(targets, self._views(cell), strict=True):
             target[...] = array
@@ -118,7 +122,7 @@ class _VersionedValue:
         # By way of an array: one made from a memoryview directly has the writable memory below it as its base.
         memory = np.asarray(memoryview(self._segment.buffer).toreadonly())
         start = self._cells.offset_of(self._cells.version)
-        return assemble(self._node, self._views(memory[start : start + self._words * 8]))
+        return assemble(self._node, self._views(memory[start : start + self._size]))
 
 
 def _arrive(kind: type[_VersionedValue], *arguments: Any) -> _VersionedValue:
@@ -128,8 +132,11 @@ def _arrive(kind: type[_VersionedValue], *arguments: Any) -> _VersionedValue:
     return value
 
 
-def _is_plain(array: np.ndarray[Any, Any]) -> bool:
-    return array.flags.c_contiguous and array.ctypes.data % 8 == 0 and array.size > 0
+def _as_buffer(array: np.ndarray[Any, Any]) -> Any:
+    """The contiguous array as what numpy offers the buffer protocol for: plain numbers and text, not times or records."""
+    if array.dtype.kind in "biufcSU":
+        return array
+    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
 
 
 def _take(node: Node, value: Any, path: tuple[Hashable, ...]) -> list[Any]:

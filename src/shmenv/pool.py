@@ -87,7 +87,7 @@ class Pool:
     ) -> None:
         self._closed = True  # until it is open
         supervisor.refuse_in_starting_process()
-        env_fns = list(env_fns)
+        env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
         n = len(env_fns)
         if not n or not all(callable(env_fn) for env_fn in env_fns):
             raise UsageError("env_fns must be one or more functions that return an env")
@@ -119,8 +119,8 @@ class Pool:
             segment, spill, stacks = Segment("pool"), Spill(Plan.regions_for(n, slots)), StackLog()
             manager = ProcessHandle()
             with_cleanup += [segment, spill, stacks, manager]
-            factories = [codec.dump_factory([env_fns[i] for i in ids]) for ids in ranges]
-            init = b"" if worker_init is None else codec.dump_factory(worker_init)
+            factories = [_dump("env_fns", [env_fns[i] for i in ids], codec.dump_factory) for ids in ranges]
+            init = b"" if worker_init is None else _dump("worker_init", worker_init, codec.dump_factory)
             entropy = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
 
             def setup(worker_id: int, generation: int, conn: Connection) -> Setup:
@@ -596,9 +596,9 @@ def _context(context: str | multiprocessing.context.BaseContext | None) -> multi
     return multiprocessing.get_context("forkserver" if context is None else context)
 
 
-def _dump(what: str, value: Any) -> bytes:
+def _dump(what: str, value: Any, dump: Callable[[Any], bytes] = codec.dump) -> bytes:
     try:
-        return codec.dump(value)
+        return dump(value)
     except TypeError as error:
         raise UsageError(f"{what}: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util  # first: what it registers to run at exit must run after what is registered here
@@ -11,7 +12,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ from shmenv.cpu import limited_threads
 from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerTimeoutError
 from shmenv.plan import Plan
 from shmenv.segment import Segment, StackLog
+
+logger = logging.getLogger("shmenv")
 
 NO_MAIN_GUARD = 78  # exit code (EX_CONFIG) of a process that makes a pool while it is being started itself
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
@@ -45,6 +47,7 @@ class Handle:
     pid: int
     pidfd: int
     conn: Connection
+    open: bool = True  # whether the pipe may still bring something
     building: int | None = None  # the env whose constructor runs, while the worker starts
     exitcode: int | None = None
     died: bool = False
@@ -125,15 +128,16 @@ class Supervisor:
         while len(reports) < len(self.handles):
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
             # Not the pipes alone: under fork other workers hold copies of their far ends, and no end of file comes.
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait([handle.conn for handle in waiting] + [handle.pidfd for handle in waiting], left)
+            sources = [handle.pidfd for handle in waiting] + [handle.conn for handle in waiting if handle.open]
+            ready = wait(sources, None if deadline is None else max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self._start_timed_out(waiting)
             for handle in waiting:
-                while handle.worker_id not in reports and handle.conn.poll():
+                while handle.open and handle.worker_id not in reports and handle.conn.poll():
                     try:
                         message = handle.conn.recv()
                     except (EOFError, OSError):
+                        handle.open = False
                         break
                     if isinstance(message, worker.Building):
                         handle.building = message.env_id
@@ -141,7 +145,7 @@ class Supervisor:
                         raise self._start_failed(handle, message)
                     else:
                         reports[handle.worker_id] = message
-                if handle.worker_id not in reports and handle.pidfd in ready and not handle.conn.poll():
+                if handle.worker_id not in reports and handle.pidfd in ready:
                     self._note_exit(handle)
                     if handle.exitcode == NO_MAIN_GUARD:
                         raise UsageError(GUARD_HINT)
@@ -311,11 +315,7 @@ def warn_of_threads(method: str) -> None:
     """Forking a process with threads copies locks that nobody will ever release."""
     count = threading.active_count()
     if method == "fork" and count > 1:
-        warnings.warn(
-            f"context='fork' with {count} live threads may deadlock the workers; use 'forkserver' or 'spawn'",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        logger.warning("context='fork' with %d live threads may deadlock the workers; use 'forkserver' or 'spawn'", count)
 
 
 def exit_text(exitcode: int | None) -> str:

@@ -133,7 +133,7 @@ def _arrive(kind: type[_VersionedValue], *arguments: Any) -> _VersionedValue:
 
 
 def _as_buffer(array: np.ndarray[Any, Any]) -> Any:
-    """The contiguous array as what numpy offers the buffer protocol for: plain numbers and text, not times or records."""
+    """The contiguous array as a buffer, which numpy makes only of plain numbers and text, not of times or records."""
     if array.dtype.kind in "biufcSU":
         return array
     return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)

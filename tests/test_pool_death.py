@@ -24,9 +24,8 @@ def pids(pool: shmenv.Pool) -> list[int]:
 
 
 def kill(pool: shmenv.Pool, worker_id: int) -> None:
-    pid = pids(pool)[worker_id]
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: is_gone(pid))
+    os.kill(pids(pool)[worker_id], signal.SIGKILL)
+    eventually(lambda: not pool.stats()["workers"][worker_id]["alive"])
 
 
 @pytest.mark.parametrize(

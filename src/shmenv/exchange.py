@@ -68,13 +68,18 @@ class Exchange:
         self._plane = 0  # of all envs; -1 when they are on several
         self._viewed = np.full(n, -1, np.int16)  # the plane of the env's last row, if that was handed out as a view
         self._unsettled = False  # a command was interrupted before its answers were in
-        self._deaths: list[Handle] = []  # noticed, not yet told
+        self._deaths: dict[int, int] = {}  # workers whose end is noticed but not told: how many answers were lost
         self._none = Infos.empty(n)
         env_id = self.all_ids.astype(np.int32)
         env_id.flags.writeable = False
         self._env_id = env_id
         # What a whole batch without infos consists of, made once a plane.
         self._whole = None if self._has_objects else [self._view(p, 0, n, (), ()) for p in range(plan.planes)]
+
+    @property
+    def pending(self) -> int:
+        """How many answers are owed, lost ones that the caller has not been told of included."""
+        return self.port.pending + sum(self._deaths.values())
 
     # -- before a command
 
@@ -100,14 +105,14 @@ class Exchange:
         lost = ids[self._state[ids] == LOST]
         if len(lost):
             handle = next(handle for handle in self.workers.handles if int(lost[0]) in handle.ids)
-            if handle in self._deaths:
-                self._deaths.remove(handle)
+            self._deaths.pop(handle.worker_id, None)
             raise self.workers.died_error(handle, self._doing(handle))
 
     def tell_death(self) -> None:
         """Tell of a worker that ended while answers of its envs were owed, once."""
         if self._deaths:
-            handle = self._deaths.pop(0)
+            handle = self.workers.handles[min(self._deaths)]
+            del self._deaths[handle.worker_id]
             raise self.workers.died_error(handle, self._doing(handle))
 
     def _look_for_deaths(self, heartbeat: bool = False) -> None:
@@ -120,7 +125,7 @@ class Exchange:
             # Answers that were published are delivered all the same; the others will never come.
             lost = np.array([i for i in handle.ids if self.port.is_owed(i) and not self.port.is_answered(i)], np.uint32)
             if len(lost):
-                self._deaths.append(handle)
+                self._deaths[handle.worker_id] = len(lost)
                 self.port.settle(lost)
 
     def _doing(self, handle: Handle) -> str:

@@ -173,8 +173,8 @@ class Pool:
 
     @property
     def pending(self) -> int:
-        """How many envs owe an answer that `recv` can still get."""
-        return 0 if self._closed else self._exchange.port.pending
+        """How many envs owe an answer that `recv` still gets, be it a row or an error."""
+        return 0 if self._closed else self._exchange.pending
 
     @property
     def closed(self) -> bool:
@@ -190,7 +190,7 @@ class Pool:
         return self._num_envs
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._exchange.port.pending} pending"
+        state = "closed" if self._closed else f"{self._exchange.pending} pending"
         return f"Pool({self._num_envs} envs, {self._num_workers} workers, {state})"
 
     def __reduce__(self) -> NoReturn:
@@ -454,7 +454,7 @@ class Pool:
                 "worker_id": handle.worker_id,
                 "pid": handle.pid,
                 "env_ids": list(handle.ids),
-                "alive": not handle.died,
+                "alive": self._workers.is_alive(handle),
                 "steps": steps,
                 "busy_seconds": busy_ns * 1e-9,
                 "wait_seconds": wait_ns * 1e-9,
@@ -513,6 +513,7 @@ class Pool:
         """Called by: a child process, right after the fork."""
         if not self._closed:
             self._closed, self._final_stats = True, self._stats()
+            self._workers.disown()
         self._turn = threading.Lock()  # perhaps held by a thread that the child does not have
 
     def _enter(self) -> Exchange:

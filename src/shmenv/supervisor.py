@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from shmenv import _ring, codec, worker
+from shmenv import _memory, codec, worker
 from shmenv._port import Port
 from shmenv.cpu import limited_threads
 from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerTimeoutError
@@ -75,7 +75,7 @@ class Supervisor:
         self._start_timeout = start_timeout
         self._close_timeout = close_timeout
         self._port: Port | None = None
-        self._watcher: _ring.Watcher | None = None
+        self._watcher: _memory.Watcher | None = None
         self._stopping = threading.Lock()
         self._stopped = False
         self._owner = os.getpid()
@@ -116,7 +116,7 @@ class Supervisor:
         finally:
             theirs.close()
         try:
-            pidfd = _ring.pidfd_open(process.pid)
+            pidfd = _memory.pidfd_open(process.pid)
         except OSError as error:
             process.kill()
             raise ResourceError(error.errno, f"worker {worker_id} cannot be watched: {error.strerror}") from error
@@ -195,7 +195,7 @@ class Supervisor:
     def watch(self, port: Port, segment: Segment, semaphore: int) -> None:
         """From now on a death rings the pool's semaphore."""
         self._port = port
-        self._watcher = _ring.Watcher(segment.buffer.address + semaphore, segment.buffer, len(self.handles))
+        self._watcher = _memory.Watcher(segment.buffer.address + semaphore, segment.buffer, len(self.handles))
         for handle in self.handles:
             self._watcher.watch(handle.worker_id, handle.pidfd)
 
@@ -218,6 +218,11 @@ class Supervisor:
             self._watcher.unwatch(handle.worker_id)
             self._note_exit(handle)
         return dead
+
+    def is_alive(self, handle: Handle) -> bool:
+        """Whether a worker runs, as far as the watcher knows. Called by: any thread."""
+        seen_dead = self._watcher is not None and self._watcher.is_dead(handle.worker_id)
+        return not (handle.died or self._stopped or seen_dead)
 
     def _note_exit(self, handle: Handle) -> None:
         handle.died = True
@@ -292,6 +297,11 @@ class Supervisor:
                 with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
                     handle.process.close()
 
+    def disown(self) -> None:
+        """Called by: a child that the user forked; multiprocessing would wait there for workers that are not its own."""
+        for handle in self.handles:
+            multiprocessing.process._children.discard(handle.process)  # type: ignore[attr-defined]
+
     def _await_ends(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while left := [handle for handle in self.handles if not _ended(handle)]:
@@ -315,7 +325,9 @@ def warn_of_threads(method: str) -> None:
     """Forking a process with threads copies locks that nobody will ever release."""
     count = threading.active_count()
     if method == "fork" and count > 1:
-        logger.warning("context='fork' with %d live threads may deadlock the workers; use 'forkserver' or 'spawn'", count)
+        logger.warning(
+            "context='fork' with %d live threads may deadlock the workers; use 'forkserver' or 'spawn'", count
+        )
 
 
 def exit_text(exitcode: int | None) -> str:

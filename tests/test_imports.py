@@ -16,7 +16,8 @@ PACKAGE = Path(shmenv.__file__).parent
 # An import may only point upward in this list. `shmenv` is the package itself, so what stands below it (adapters,
 # commands) sees the public names, and nothing above it can.
 ORDER = [
-    *("errors", "codec", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer", "info"),
+    *("errors", "codec", "_memory", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer"),
+    "info",
     *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "exchange"),
     *("pool", "manager", "shmenv", "adapters", "cli", "__main__"),
 ]

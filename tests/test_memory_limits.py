@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shmenv import _ring
+from shmenv import _memory
 from shmenv.errors import ResourceError
 from shmenv.segment import Segment, available_memory, check_memory
 
@@ -136,7 +136,7 @@ def test_a_refusal_by_the_system_is_a_resource_error_too(monkeypatch: pytest.Mon
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_ring, "allocate", refuse)
+    monkeypatch.setattr(_memory, "allocate", refuse)
     with pytest.raises(ResourceError, match="needed for a test, but the system says: No space left") as caught:
         Segment("test").allocate(10, "a test")
     assert caught.value.errno == errno.ENOSPC

@@ -7,7 +7,7 @@ import pytest
 from started import fork, kill
 from support import Script, eventually, is_gone
 
-from shmenv import Semaphore, UsageError, _ring
+from shmenv import Semaphore, UsageError, _memory
 
 
 def wait_for_ever() -> None:
@@ -20,15 +20,15 @@ def alerts(bell: Semaphore) -> int:
     return int(np.frombuffer(memoryview(bell._segment.buffer), np.uint32)[34])
 
 
-def make_watcher(slots: int) -> tuple[_ring.Watcher, Semaphore]:
+def make_watcher(slots: int) -> tuple[_memory.Watcher, Semaphore]:
     bell = Semaphore()
-    return _ring.Watcher(bell._segment.buffer.address, bell._segment.buffer, slots), bell
+    return _memory.Watcher(bell._segment.buffer.address, bell._segment.buffer, slots), bell
 
 
 def test_a_death_is_an_alert() -> None:
     watcher, bell = make_watcher(70)
     pids = {slot: fork(wait_for_ever) for slot in (0, 5, 69)}
-    pidfds = {slot: _ring.pidfd_open(pid) for slot, pid in pids.items()}
+    pidfds = {slot: _memory.pidfd_open(pid) for slot, pid in pids.items()}
     for slot, pidfd in pidfds.items():
         watcher.watch(slot, pidfd)
     assert (watcher.dead(), alerts(bell)) == ([], 0)
@@ -49,7 +49,7 @@ def test_a_slot_may_be_watched_again() -> None:
     watcher, bell = make_watcher(1)
     for turn in range(1, 101):
         pid = fork(wait_for_ever)
-        pidfd = _ring.pidfd_open(pid)
+        pidfd = _memory.pidfd_open(pid)
         watcher.watch(0, pidfd)
         assert not watcher.is_dead(0)
         kill(pid)
@@ -63,7 +63,7 @@ def test_a_slot_may_be_watched_again() -> None:
 def test_after_unwatch_the_descriptor_may_mean_something_else() -> None:
     watcher, bell = make_watcher(2)
     pid, other = fork(wait_for_ever), fork(wait_for_ever)
-    pidfd, other_pidfd = _ring.pidfd_open(pid), _ring.pidfd_open(other)
+    pidfd, other_pidfd = _memory.pidfd_open(pid), _memory.pidfd_open(other)
     watcher.watch(0, pidfd)
     watcher.watch(1, other_pidfd)
     watcher.unwatch(0)
@@ -82,7 +82,7 @@ def test_after_unwatch_the_descriptor_may_mean_something_else() -> None:
 def test_a_death_before_the_watch_is_noticed_too() -> None:
     watcher, _ = make_watcher(1)
     pid = fork(wait_for_ever)
-    pidfd = _ring.pidfd_open(pid)
+    pidfd = _memory.pidfd_open(pid)
     kill(pid)
     watcher.watch(0, pidfd)
     eventually(lambda: watcher.is_dead(0))
@@ -93,7 +93,7 @@ def test_a_death_before_the_watch_is_noticed_too() -> None:
 def test_a_waiter_is_woken_by_a_death() -> None:
     watcher, bell = make_watcher(1)
     pid = fork(wait_for_ever)
-    pidfd = _ring.pidfd_open(pid)
+    pidfd = _memory.pidfd_open(pid)
     watcher.watch(0, pidfd)
     kill(pid)
     assert not bell.wait(timeout=0.05)  # an alert is no unit
@@ -145,12 +145,12 @@ def test_a_slot_that_is_not_there_is_refused(slot: int) -> None:
 
 STUCK = """
     import os, signal, sys, ctypes
-    from shmenv import _ring
-    manager = _ring.pidfd_open(os.getpid())
+    from shmenv import _memory
+    manager = _memory.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        _ring.end_with(manager)
+        _memory.end_with(manager)
         grandchild = os.fork()
         if grandchild == 0:
             signal.pause()

@@ -1,6 +1,6 @@
 from typing import Any, Self, final
 
-from shmenv._ring import Mapping
+from shmenv._memory import Mapping
 
 @final
 class Loop:

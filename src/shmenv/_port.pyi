@@ -3,7 +3,7 @@ from typing import Any, Final, Self, final
 
 import numpy as np
 
-from shmenv._ring import Mapping
+from shmenv._memory import Mapping
 
 RESET: Final[int]
 STEP: Final[int]

@@ -1,19 +1,17 @@
-"""Binding of core/: memory, semaphore, ring, versioned cells, watcher threads. Takes buffers, numbers and flags."""
+"""Semaphore, ring and versioned cells in memory that the caller brings: binding of the headers in core/ by these names."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE
-from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.number cimport PyNumber_Index
-from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 import os
 
-from .errors import UsageError
+from shmenv.errors import UsageError
 
 cdef extern from "atomic.h":
     const int SHM_LINE, SHM_TIMEOUT, SHM_READY
@@ -65,25 +63,6 @@ cdef extern from "cells.h":
     uint64_t shm_version(shm_cells *s)
     int shm_await_version(shm_cells *s, uint64_t seen, shm_wait *wait) nogil
 
-cdef extern from "watch.h":
-    int os_memory(const char *label)
-    int os_resize(int fd, int64_t size) nogil
-    int os_reserve(int fd, int64_t offset, int64_t length) nogil
-    int os_release(int fd, int64_t offset, int64_t length) nogil
-    int os_seal(int fd)
-    void *os_map(int fd, int64_t size) nogil
-    void os_unmap(void *base, int64_t size) nogil
-    int os_pidfd(int pid)
-    ctypedef struct shm_watcher:
-        int slots
-    int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int slots)
-    void shm_watch(shm_watcher *w, int index, int pidfd) noexcept nogil
-    int shm_is_dead(shm_watcher *w, int index) noexcept nogil
-    void shm_stop_watcher(shm_watcher *w) noexcept nogil
-    void shm_free_watcher(shm_watcher *w) noexcept nogil
-    int shm_end_with(int pidfd)
-
-cdef int64_t RESERVE_AT_ONCE = 64 << 20  # bytes: signals are looked at in between
 cdef int64_t SPIN_NS = 100_000  # several wake-ups of a sleeping core: what comes sooner costs none
 cdef int64_t HEARTBEAT_NS = 100_000_000
 cdef size_t COPY_HOLDING_GIL = 64 << 10  # bytes: below, giving the GIL up costs more than it lets others do
@@ -91,167 +70,6 @@ cdef int LAPS = 1000  # of a reader by its writer, before it gives up
 cdef int LAPS_AT_ONCE = 10
 
 SEMAPHORE_BYTES = sizeof(shm_semaphore)
-RING_HEADER_BYTES = sizeof(shm_ring)
-CELLS_HEADER_BYTES = sizeof(shm_cells)
-
-
-cdef int checked(int result) except -1:
-    """The result of a call of os.h, or the OSError that it stands for."""
-    if result < 0:
-        raise OSError(-result, os.strerror(-result))
-    return result
-
-
-def create_memory(str label) -> int:
-    """Makes an unsized block of shared memory; `label` shows in /proc only. Returns its descriptor (close-on-exec)."""
-    return checked(os_memory(label.encode()))
-
-
-def allocate(int fd, int64_t size) -> None:
-    """Gives the block its size in bytes and reserves every page of it. Raises OSError: not enough; it is empty again."""
-    cdef int result
-    cdef int64_t offset = 0, length
-    with nogil:
-        result = os_resize(fd, size)
-    checked(result)
-    try:
-        while offset < size:
-            length = min(RESERVE_AT_ONCE, size - offset)
-            with nogil:
-                result = os_reserve(fd, offset, length)
-            PyErr_CheckSignals()  # some kernels interrupt a reservation for a signal, others finish it first
-            if result != -EINTR:
-                checked(result)
-                offset += length
-    except BaseException:
-        os_resize(fd, 0)
-        raise
-
-
-def resize(int fd, int64_t size) -> None:
-    """Gives the block its size in bytes, without pages: each comes with the first store to it."""
-    checked(os_resize(fd, size))
-
-
-def release(int fd, int64_t offset, int64_t length) -> None:
-    """Gives the pages of this range of bytes back to the system; it reads as zeros."""
-    cdef int result
-    with nogil:
-        result = os_release(fd, offset, length)
-    checked(result)
-
-
-def seal(int fd) -> None:
-    """Makes the size final for all holders. Raises OSError (EINVAL) where the system could not offer a memfd."""
-    checked(os_seal(fd))
-
-
-def pidfd_open(int pid) -> int:
-    """Descriptor of a process; readable once it has ended. Raises OSError (ESRCH): there is no such process."""
-    return checked(os_pidfd(pid))
-
-
-def end_with(int pidfd) -> None:
-    """Ends this process group by SIGKILL once the process behind `pidfd` is gone, even while this one is stuck in C.
-
-    Called by: a worker, once. The descriptor must stay open.
-    """
-    checked(shm_end_with(pidfd))
-
-
-@cython.final
-cdef class Mapping:
-    """`size` bytes of a block of shared memory, mapped; a buffer of writable bytes. Unmapped with its last view."""
-
-    cdef void *base
-    cdef readonly Py_ssize_t size
-
-    def __cinit__(self, int fd, Py_ssize_t size):
-        if size <= 0:
-            raise UsageError(f"a mapping needs at least one byte, not {size}")
-        with nogil:
-            self.base = os_map(fd, size)
-        if self.base == NULL:
-            checked(-errno)
-        self.size = size
-
-    def __dealloc__(self):
-        if self.base != NULL:
-            os_unmap(self.base, self.size)
-
-    @property
-    def address(self) -> int:
-        """Where it starts in this process; a multiple of the page size."""
-        return <uintptr_t>self.base
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.base, self.size, 0, flags)
-
-    def __buffer__(self, int flags, /):
-        """The same by the name of PEP 688, which Python before 3.12 does not add by itself."""
-        return memoryview(self)
-
-    def __reduce__(self):
-        raise TypeError("a Mapping belongs to its process: it cannot be pickled or copied")
-
-
-@cython.final
-cdef class Watcher:
-    """Watches processes by their pidfds and rings a semaphore with an alert when one ends, without the GIL.
-
-    Called by: the manager, one thread at a time. In a forked child it watches nothing, and close() does nothing.
-
-    Args:
-        semaphore_address: where the semaphore stands that is to be alerted.
-        keep: the object whose life keeps that address valid.
-        slots: how many processes at most.
-    """
-
-    cdef shm_watcher *watcher
-    cdef object keep
-
-    def __cinit__(self, uintptr_t semaphore_address, object keep, int slots):
-        if slots < 1:
-            raise UsageError(f"slots must be at least 1, not {slots}")
-        self.keep = keep
-        checked(shm_start_watcher(&self.watcher, <shm_semaphore *>semaphore_address, slots))
-
-    def __dealloc__(self):
-        if self.watcher != NULL:
-            shm_stop_watcher(self.watcher)
-            shm_free_watcher(self.watcher)
-
-    cdef int slot(self, int index) except -1:
-        if not 0 <= index < self.watcher.slots:
-            raise UsageError(f"slot {index} is not in 0..{self.watcher.slots - 1}")
-        return index
-
-    def watch(self, int index, int pidfd) -> None:
-        """Watch the process behind `pidfd` in slot `index`; the slot is not dead until it ends."""
-        if pidfd < 0:
-            raise UsageError(f"{pidfd} is no descriptor")
-        self.slot(index)
-        with nogil:
-            shm_watch(self.watcher, index, pidfd)
-
-    def unwatch(self, int index) -> None:
-        """Stop watching slot `index`. On return the descriptor is no longer used and may be closed."""
-        self.slot(index)
-        with nogil:
-            shm_watch(self.watcher, index, -1)
-
-    def is_dead(self, int index) -> bool:
-        """Whether the process last watched in slot `index` was seen to end."""
-        return shm_is_dead(self.watcher, self.slot(index)) != 0
-
-    def dead(self) -> list[int]:
-        """All slots whose process was seen to end, ascending."""
-        return [index for index in range(self.watcher.slots) if shm_is_dead(self.watcher, index)]
-
-    def close(self) -> None:
-        """End the thread. Idempotent; what was seen before stays readable."""
-        with nogil:
-            shm_stop_watcher(self.watcher)
 
 
 cpdef int64_t deadline_ns(object timeout) except -1:
@@ -286,26 +104,44 @@ cdef int allow(shm_wait *wait, object timeout) except -1:
     return 0
 
 
-cdef class SemaphoreCore:
+cdef class _Placed:
+    """What stands at the start of a buffer, and keeps it."""
+
+    cdef Py_buffer memory
+    cdef bint placed
+
+    cdef void *place(self, object memory, object size) except NULL:
+        if self.placed:
+            raise UsageError("it has its place already")
+        PyObject_GetBuffer(memory, &self.memory, PyBUF_WRITABLE)
+        self.placed = True
+        if self.memory.len < size:
+            raise UsageError(f"needs {size} bytes of memory, not {self.memory.len}")
+        if <uintptr_t>self.memory.buf % SHM_LINE:
+            raise UsageError(f"needs memory on a boundary of {SHM_LINE} bytes")
+        return self.memory.buf
+
+    def __dealloc__(self):
+        if self.placed:
+            PyBuffer_Release(&self.memory)
+
+
+cdef class SemaphoreCore(_Placed):
     """A counting semaphore in the first bytes of `memory`.
 
     Args:
-        memory: at least SEMAPHORE_BYTES long.
+        memory: a writable buffer of shared memory, at least SEMAPHORE_BYTES long.
         value: units at the start, or None to join one that stands there.
         start: of the counters that lie behind it, which run for ever and wrap at 2**32.
     """
 
-    cdef Mapping memory
     cdef shm_semaphore *semaphore
     cdef int waiting_in  # process whose thread waits; a forked child inherits the number, but is another
 
-    def __init__(self, Mapping memory not None, object value, uint32_t start=0):
-        if memory.size < SEMAPHORE_BYTES:
-            raise UsageError(f"a semaphore needs {SEMAPHORE_BYTES} bytes, not {memory.size}")
+    def __init__(self, object memory, object value, uint32_t start=0):
         if value is not None and not 0 <= value < 2**31:
             raise UsageError(f"value must be in 0..2**31 - 1, not {value}")
-        self.memory = memory
-        self.semaphore = <shm_semaphore *>memory.base
+        self.semaphore = <shm_semaphore *>self.place(memory, SEMAPHORE_BYTES)
         if value is not None:
             self.semaphore.taken = start
             self.semaphore.posted = start + <uint32_t>value
@@ -378,17 +214,16 @@ cdef class SemaphoreCore:
         return count
 
 
-cdef class RingCore:
-    """A bounded queue in `memory`: RING_HEADER_BYTES, then a power of two of cells.
+cdef class RingCore(_Placed):
+    """A bounded queue in `memory`: two counters, then a power of two of cells.
 
     Args:
-        memory: see `ring_bytes`.
+        memory: a writable buffer of shared memory, at least `ring_bytes(capacity, itemsize)` long.
         capacity: items that fit, 1 to 2**31.
         itemsize: bytes an item, at least 1.
         start: of the two counters, which run for ever and wrap at 2**32, or None to join a ring that stands there.
     """
 
-    cdef Mapping memory
     cdef shm_ring *ring
     cdef char *items
     cdef readonly uint32_t capacity
@@ -397,12 +232,9 @@ cdef class RingCore:
     cdef uint32_t cached_head
     cdef uint32_t cached_tail
 
-    def __init__(self, Mapping memory not None, uint32_t capacity, uint32_t itemsize, object start=0):
-        if memory.size < ring_bytes(capacity, itemsize):
-            raise UsageError(f"this ring needs {ring_bytes(capacity, itemsize)} bytes, not {memory.size}")
-        self.memory = memory
-        self.ring = <shm_ring *>memory.base
-        self.items = <char *>memory.base + sizeof(shm_ring)
+    def __init__(self, object memory, uint32_t capacity, uint32_t itemsize, object start=0):
+        self.ring = <shm_ring *>self.place(memory, ring_bytes(capacity, itemsize))
+        self.items = <char *>self.ring + sizeof(shm_ring)
         self.capacity = capacity
         self.itemsize = itemsize
         self.mask = _cell_count(capacity) - 1
@@ -555,17 +387,16 @@ def ring_bytes(object capacity, object itemsize) -> int:
 
 
 @cython.final
-cdef class Cells:
-    """A value of `size` bytes with a version, in `memory`: CELLS_HEADER_BYTES, then `count` cells.
+cdef class Cells(_Placed):
+    """A value of `size` bytes with a version, in `memory`: the version, then `count` cells.
 
     Args:
-        memory: at least `cells_bytes(size, count)` long.
+        memory: a writable buffer of shared memory, at least `cells_bytes(size, count)` long.
         size: bytes of one value.
         count: cells, at least 3. The more, the slower a reader may be.
         start: the version of the value that stands there, or None to join what another process made.
     """
 
-    cdef Mapping memory
     cdef shm_cells *head
     cdef a64 *cells
     cdef size_t size
@@ -573,14 +404,11 @@ cdef class Cells:
     cdef uint32_t count
     cdef bint writing
 
-    def __init__(self, Mapping memory not None, size_t size, uint32_t count, object start=0):
+    def __init__(self, object memory, size_t size, uint32_t count, object start=0):
         if count < 3:
             raise UsageError(f"count must be at least 3, not {count}")
-        if memory.size < cells_bytes(size, count):
-            raise UsageError(f"these cells need {cells_bytes(size, count)} bytes, not {memory.size}")
-        self.memory = memory
-        self.head = <shm_cells *>memory.base
-        self.cells = <a64 *>(<char *>memory.base + sizeof(shm_cells))
+        self.head = <shm_cells *>self.place(memory, cells_bytes(size, count))
+        self.cells = <a64 *>(<char *>self.head + sizeof(shm_cells))
         self.size = size
         self.words = _words(size)
         self.count = count

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _ring
-from .errors import ShmenvError, UsageError
-from .fit import MisfitError, fit
-from .layout import ArrayNode, DictNode, Layout, Node, assemble, leaves, path_text
-from .segment import Segment, only_at_process_start
+from shmenv import _ring
+from shmenv.errors import ShmenvError, UsageError
+from shmenv.fit import MisfitError, fit
+from shmenv.layout import ArrayNode, DictNode, Layout, Node, assemble, leaves, path_text
+from shmenv.segment import Segment, only_at_process_start
 
 CELLS = 4  # a reader keeps its value while the writer publishes up to two more; a view lives one longer
 
@@ -100,6 +100,14 @@ class _VersionedValue:
         return assemble(self._node, self._views(cell))
 
     def _read_into(self, out: Any) -> int:
+        node = self._node
+        if (
+            isinstance(node, ArrayNode)
+            and isinstance(out, np.ndarray)
+            and (out.dtype, out.shape) == (node.dtype, node.shape)
+            and out.flags.carray
+        ):
+            return self._read_cell(_as_buffer(out))
         targets = _take(self._node, out, ())
         for (path, leaf), target in zip(self._leaves, targets, strict=True):
             if (
@@ -110,8 +118,6 @@ class _VersionedValue:
             ):
                 got = f"{target.dtype} {target.shape}" if isinstance(target, np.ndarray) else type(target).__name__
                 raise UsageError(f"{path_text(path, 'out')} must be a writable array of {leaf}, not {got}")
-        if isinstance(self._node, ArrayNode) and targets[0].flags.c_contiguous:
-            return self._read_cell(_as_buffer(targets[0]))
         cell = np.empty(self._size, np.uint8)
         version = self._read_cell(cell)
         for target, array in zip(targets, self._views(cell), strict=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import _ring
-from .errors import UsageError
-from .segment import Segment, only_at_process_start
+from shmenv import _ring
+from shmenv.errors import UsageError
+from shmenv.segment import Segment, only_at_process_start
 
 
 def _attach(kind: type[Semaphore] | type[Ring], segment: Segment, *arguments: Any) -> Semaphore | Ring:

@@ -11,8 +11,8 @@ from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import _ring
-from .errors import ClosedError, ResourceError, ShmenvError, UsageError
+from shmenv import _memory
+from shmenv.errors import ClosedError, ResourceError, ShmenvError, UsageError
 
 KNOBS = "fewer envs, fewer `slots`, smaller observations"
 REGION_BYTES = 2**32  # of a spill; lengths of payloads are 32 bit words
@@ -161,7 +161,7 @@ class ProcessHandle(Descriptor):
     """This very process as a handle that others can watch: unlike its id, it never comes to mean another process."""
 
     def __init__(self) -> None:
-        super().__init__(_ring.pidfd_open(os.getpid()))
+        super().__init__(_memory.pidfd_open(os.getpid()))
 
 
 class _Memory(Descriptor):
@@ -169,13 +169,13 @@ class _Memory(Descriptor):
 
     def __init__(self, label: str) -> None:
         try:
-            super().__init__(_ring.create_memory(f"shmenv-{label}"))
+            super().__init__(_memory.create_memory(f"shmenv-{label}"))
         except OSError as error:
             raise ResourceError(error.errno, f"no shared memory to be had: {error.strerror}") from error
 
     def _seal(self) -> None:
         try:
-            _ring.seal(self._fd)
+            _memory.seal(self._fd)
         except OSError as error:
             if error.errno != errno.EINVAL:  # no memfd here but shm_open: nobody else has its name either
                 raise
@@ -188,7 +188,7 @@ class Segment(_Memory):
         label: what it is for; shows in /proc only.
     """
 
-    _mapping: _ring.Mapping | None = None
+    _mapping: _memory.Mapping | None = None
 
     def allocate(self, size: int, purpose: Callable[[], str] | str) -> None:
         """Reserve `size` bytes, all zero, make the size final, and map them.
@@ -205,7 +205,7 @@ class Segment(_Memory):
             raise UsageError("this Segment has been allocated before")
         check_memory(size, purpose)
         try:
-            _ring.allocate(self._fd, size)
+            _memory.allocate(self._fd, size)
         except OSError as error:
             raise ResourceError(error.errno, _shortage(size, purpose, f"the system says: {error.strerror}")) from error
         self._seal()
@@ -224,12 +224,12 @@ class Segment(_Memory):
         if not size:
             raise UsageError("this Segment is not allocated yet")
         try:
-            self._mapping = _ring.Mapping(self._fd, size)
+            self._mapping = _memory.Mapping(self._fd, size)
         except OSError as error:
             raise ResourceError(error.errno, f"cannot map {_bytes(size)} of shared memory: {error.strerror}") from error
 
     @property
-    def buffer(self) -> _ring.Mapping:
+    def buffer(self) -> _memory.Mapping:
         """The bytes, writable. Stays valid while it or a view of it lives, also after close()."""
         if self._mapping is None:
             raise UsageError("this Segment is not mapped: call allocate() or attach() first")
@@ -258,7 +258,7 @@ class Spill(_Memory):
         self.regions = regions
         self._filled: dict[int, int] = {}  # region -> bytes that it may occupy, as far as this process knows
         try:
-            _ring.resize(self._fd, regions * REGION_BYTES)
+            _memory.resize(self._fd, regions * REGION_BYTES)
         except OSError as error:
             self.close()
             raise ResourceError(error.errno, f"no room for {regions} spill regions: {error.strerror}") from error
@@ -294,7 +294,7 @@ class Spill(_Memory):
             filled = self._filled.get(region, REGION_BYTES)
             if filled - length > max(length, 1 << 20):
                 page = -(-length // 4096) * 4096
-                _ring.release(self._fd, start + page, filled - page)
+                _memory.release(self._fd, start + page, filled - page)
                 filled = length
             self._filled[region] = max(filled, length)
         except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmenv import _port, _ring, codec
+from shmenv import _memory, _port, codec
 from shmenv._loop import Loop
 from shmenv.action import ActionReader
 from shmenv.cpu import limit_threads
@@ -91,7 +91,7 @@ def main(setup: Setup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the manager decides
     with contextlib.suppress(OSError):  # already the leader of its session
         os.setpgid(0, 0)
-    _ring.end_with(setup.manager.fileno())
+    _memory.end_with(setup.manager.fileno())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(file=setup.stacks.fileno(), all_threads=True)
     faulthandler.register(STACK_SIGNAL, file=setup.stacks.fileno(), all_threads=True)

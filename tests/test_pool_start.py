@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from envs import OnlyInWorkersEnv, ScriptedEnv, actions
 from support import Script, eventually, is_gone
@@ -95,12 +94,15 @@ def test_a_constructor_that_kills_its_worker_is_told_with_its_env(context: str, 
     assert "construct" in str(error) and "env 1" in str(error)
 
 
-@pytest.mark.parametrize("fault", ["hang", "hang_native"])
-def test_a_constructor_that_hangs_is_told_with_its_stack(context: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "fault", "seconds"),
+    [("fork", "hang", 0.5), ("fork", "hang_native", 0.5), ("spawn", "hang_native", 5.0), ("forkserver", "hang", 5.0)],
+)
+def test_a_constructor_that_hangs_is_told_with_its_stack(method: str, fault: str, seconds: float) -> None:
     """Covers a start that waits for ever for a worker stuck in an env's constructor."""
     env_fns = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault)]
     with pytest.raises(shmenv.WorkerTimeoutError) as caught:
-        shmenv.Pool(env_fns, num_workers=2, context=context, start_timeout=6.0 if context != "fork" else 1.0)
+        shmenv.Pool(env_fns, num_workers=2, context=method, start_timeout=seconds, close_timeout=0.1)
     text = str(caught.value)
     for part in ("env 2", "construct", "envs.py", f"in _{fault}"):
         assert part in text

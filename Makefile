@@ -46,8 +46,8 @@ bench: .venv/.built ## measure every part beside its plain alternative (pytest-b
 explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score
 	@$(BIN)/python tests/core/mutate.py --full $(ARGS)
 
-stress: .venv/.built ## the long runs, with and without kills
-	@$(BIN)/python -m pytest -m stress --timeout=0 $(ARGS)
+stress: .venv/.built ## long runs, without and with kills; prints how fast a death is noticed
+	@$(BIN)/python -m pytest -m stress -s --timeout=0 $(ARGS)
 
 sanitize: .venv/.built ## the tests again, with the compiled modules under ASan and UBSan, and the core under TSan
 	@bash tools/sanitize.sh $(ARGS)

@@ -70,7 +70,7 @@ def kill(pid: int) -> None:
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
-BAD_TIMEOUTS = [-1, -0.001, float("nan"), "1", b"1", True, [1.0], object()]
+BAD_TIMEOUTS = [-1, -0.001, float("nan"), 10**400, "1", b"1", True, [1.0], 1j, object()]
 
 
 def refuses_bad_timeouts(wait: Callable[[Any], Any]) -> None:

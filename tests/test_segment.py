@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from started import finish, started
+from support import Script
 
 from shmenv import Semaphore, UsageError
 from shmenv.errors import ClosedError
@@ -153,6 +154,43 @@ def test_it_needs_no_shm_folder_and_shows_nowhere_but_in_proc() -> None:
     assert target == "/memfd:shmenv-test (deleted)"
     assert os.fstat(segment.fileno()).st_mode & 0o777 == 0o600
     assert not os.get_inheritable(segment.fileno())
+
+
+REFUSED = """
+    import ctypes, os, platform, struct, sys
+
+    # A filter that answers memfd_create by EPERM, as some containers do: load number, compare, refuse or allow.
+    number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+    program = struct.pack("HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, number, 6, 0, 0, 0x50001, 6, 0, 0, 0x7FFF0000)
+    code = ctypes.create_string_buffer(program)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(code)))
+    assert libc.prctl(22, 2, ctypes.addressof(filter), 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    try:
+        os.memfd_create("x")
+    except PermissionError:
+        pass
+    else:
+        sys.exit("the filter does not work")
+
+    from shmenv import Semaphore
+    from shmenv.segment import Segment, Spill
+    before = set(os.listdir("/dev/shm"))
+    semaphore, spill = Semaphore(), Spill(2)
+    assert os.readlink(f"/proc/self/fd/{spill.fileno()}").startswith("/dev/shm/")
+    assert set(os.listdir("/dev/shm")) == before
+    if os.fork() == 0:
+        spill.write(1, b"abc")
+        semaphore.post()
+        os._exit(0)
+    print(semaphore.wait(timeout=30), spill.read(1, 3).decode())
+"""
+
+
+def test_where_memfd_is_refused_a_name_that_is_gone_at_once_does(start_script: Callable[..., Script]) -> None:
+    assert start_script(REFUSED).finish() == (0, "True abc\n", "")
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])

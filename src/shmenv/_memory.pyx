@@ -80,7 +80,7 @@ def release(int fd, int64_t offset, int64_t length) -> None:
 
 
 def seal(int fd) -> None:
-    """Makes the size final for all holders. Raises OSError (EINVAL) where the system could not offer a memfd."""
+    """Makes the size final for all holders. Raises OSError (EPERM, EINVAL) where there was no memfd to be had."""
     checked(os_seal(fd))
 
 

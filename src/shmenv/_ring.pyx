@@ -88,7 +88,7 @@ cpdef int64_t deadline_ns(object timeout) except -1:
         if isinstance(timeout, (str, bytes, bytearray, bool)):
             raise TypeError
         seconds = timeout
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"timeout must be None or a number of seconds, not {timeout!r}") from None
     if not seconds >= 0:
         raise UsageError(f"timeout must be at least 0 seconds, not {timeout!r}")

@@ -74,7 +74,7 @@ static inline int os_release(int fd, int64_t offset, int64_t length) {
     return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) == 0 ? 0 : -errno;
 }
 /* The size is final: no holder of the descriptor can take pages away under a mapping. Where sealing is not offered
- * (shm_open) this is said by -EINVAL. */
+ * (shm_open) this is said by -EPERM or -EINVAL. */
 static inline int os_seal(int fd) {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 ? 0 : -errno;
 }

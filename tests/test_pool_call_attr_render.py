@@ -65,7 +65,8 @@ def test_a_call_may_reach_some_envs(make_pool: MakePool) -> None:
     assert pool.call("where", env_id=[0, 2]) == ((0, 0), (0, 1))
     assert pool.get_attr("t", env_id=2) == (1,)
     assert pool.get_attr("t", env_id=np.array([1, 2])) == (0, 1)
-    for wrong in ([3], [0, 0], -1, "t"):
+    wrongs: list[Any] = [[3], [0, 0], -1, "t"]
+    for wrong in wrongs:
         with pytest.raises(shmenv.UsageError):
             pool.call("where", env_id=wrong)
 

@@ -186,7 +186,8 @@ def test_actions_go_to_the_ids_in_the_order_given(make_pool: MakePool, form: Cal
 def test_one_id_may_be_a_number(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 3)
     pool.reset()
-    for one in (2, np.int64(2), np.int32(2)):
+    ones: list[Any] = [2, np.int64(2), np.int32(2)]
+    for one in ones:
         pool.send(actions(1), env_id=one)
         assert pool.recv().env_id.tolist() == [2]
 

@@ -24,7 +24,7 @@ def gives(*infos: dict[str, Any], **options: Any) -> Callable[[], GivesEnv]:
     return partial(GivesEnv, SPACE, [np.zeros(1, np.float32)], infos=list(infos), **options)
 
 
-INFOS: dict[str, dict[str, Any]] = {
+INFOS: dict[str, dict[Any, Any]] = {
     "empty": {},
     "numbers": {"int": 3, "big": 2**80, "negative": -(2**63), "float": 0.1, "nan": float("nan"), "complex": 1 + 2j},
     "flags and nothing": {"yes": True, "no": False, "nothing": None},

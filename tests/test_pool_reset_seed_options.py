@@ -30,7 +30,8 @@ def test_env_i_gets_the_seed_plus_i_whatever_the_number_of_workers(make_pool: Ma
     pool = make_pool([ScriptedEnv] * 4, num_workers=num_workers)
     pool.reset(seed=40)
     assert seeds_seen(pool) == [40, 41, 42, 43] == pool.seeds
-    pool.reset(seed=np.int64(7))
+    seven: Any = np.int64(7)
+    pool.reset(seed=seven)
     assert seeds_seen(pool) == [7, 8, 9, 10] == pool.seeds
     assert all(type(seed) is int for seed in seeds_seen(pool))
 
@@ -92,7 +93,7 @@ def test_seeded_trajectories_repeat(make_pool: MakePool) -> None:
         obs = [pool.reset(seed=1).obs.copy()]
         obs += [pool.step([1, 2, 3]).obs.copy() for _ in range(20)]
         runs.append(np.stack(obs))
-    assert np.array_equal(*runs)
+    assert np.array_equal(runs[0], runs[1])
 
 
 def test_one_dict_of_options_is_for_all(make_pool: MakePool) -> None:

@@ -36,7 +36,7 @@ ARRAYS: dict[str, Space] = {
     "discrete from -3": Discrete(5, start=-3),
     "discrete int32": Discrete(7, dtype=np.int32),
     "multidiscrete": MultiDiscrete([3, 4, 5]),
-    "multidiscrete of two axes": MultiDiscrete([[3, 4], [5, 6]], dtype=np.int32),
+    "multidiscrete of two axes": MultiDiscrete(np.array([[3, 4], [5, 6]])),
     "multibinary": MultiBinary(6),
     "multibinary of two axes": MultiBinary((2, 3)),
     "dict": Dict(b=Box(0, 9, (1,), np.float32), a=Discrete(3)),
@@ -231,7 +231,7 @@ def test_spaces_may_differ_in_their_bounds(make_pool: MakePool) -> None:
 def test_spaces_that_differ_in_shape_or_dtype_are_a_usage_error(part: str) -> None:
     one, fits = Box(0, 1, (2,), np.float32), Discrete(2)
     for other in (Box(0, 1, (3,), np.float32), Box(0, 1, (2,), np.float64), Discrete(2), Dict(a=one)):
-        pairs = [(one, fits), (one, fits), (other, fits)]
+        pairs: list[tuple[Space, Space]] = [(one, fits), (one, fits), (other, fits)]
         if part == "action":
             pairs = [(b, a) for a, b in pairs]
         with pytest.raises(shmenv.UsageError) as caught:

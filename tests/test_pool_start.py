@@ -48,7 +48,7 @@ def test_arguments_without_sense_are_usage_errors(env_fns: Any, options: dict[st
 def test_an_unknown_argument_is_refused() -> None:
     """Covers arguments that are accepted and have no effect."""
     with pytest.raises(TypeError):
-        shmenv.Pool([ScriptedEnv], seed=3)
+        shmenv.Pool([ScriptedEnv], seed=3)  # type: ignore[call-arg]
 
 
 def test_env_factories_may_be_closures(make_pool: MakePool, context: str) -> None:
@@ -75,7 +75,7 @@ def test_no_env_is_built_in_the_managers_process(make_pool: MakePool, context: s
 )
 def test_a_constructor_that_raises_is_told_with_its_env(context: str, fault: str, says: str) -> None:
     """Covers an exception while an env is built, which hangs the start or ends in a ConnectionResetError."""
-    env_fns = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault), ScriptedEnv]
+    env_fns: list[Any] = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault), ScriptedEnv]
     with pytest.raises(shmenv.EnvError, match=says) as caught:
         shmenv.Pool(env_fns, num_workers=2, context=context)
     error = caught.value
@@ -100,7 +100,7 @@ def test_a_constructor_that_kills_its_worker_is_told_with_its_env(context: str, 
 )
 def test_a_constructor_that_hangs_is_told_with_its_stack(method: str, fault: str, seconds: float) -> None:
     """Covers a start that waits for ever for a worker stuck in an env's constructor."""
-    env_fns = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault)]
+    env_fns: list[Any] = [ScriptedEnv, ScriptedEnv, partial(ScriptedEnv, at_start=fault)]
     with pytest.raises(shmenv.WorkerTimeoutError) as caught:
         shmenv.Pool(env_fns, num_workers=2, context=method, start_timeout=seconds, close_timeout=0.1)
     text = str(caught.value)

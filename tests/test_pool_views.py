@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,8 @@ def test_recv_into_a_batch_that_does_not_fit_is_a_usage_error(make_pool: MakePoo
     other = make_pool([WalkEnv] * 2).reset().copy()
     small = pool.reset(env_id=[0])
     pool.send(actions(2), env_id=[0, 2])
-    for wrong in (view, other, small, np.zeros((2, 2))):
+    wrongs: list[Any] = [view, other, small, np.zeros((2, 2))]
+    for wrong in wrongs:
         with pytest.raises(shmenv.UsageError):
             pool.recv(out=wrong)
     assert pool.pending == 2

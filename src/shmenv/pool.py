@@ -494,15 +494,17 @@ class Pool:
             self._turn.acquire()
         try:
             exchange.calls.clear()
-            self._workers.stop()
-            for i, status in enumerate(exchange.calls.statuses()):
-                if status:
-                    remote = codec.load_error(exchange.calls.read(i)[0])
-                    text = "env %d raised in close: %s: %s\n%s"
-                    logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
-            self._final_stats = self._stats()
-            self._finalizer()
-            del self._exchange  # the segment is freed with the last view of it that the caller holds
+            try:
+                self._workers.stop()
+                for i, status in enumerate(exchange.calls.statuses()):
+                    if status:
+                        remote = codec.load_error(exchange.calls.read(i)[0])
+                        text = "env %d raised in close: %s: %s\n%s"
+                        logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
+            finally:
+                self._final_stats = self._stats()
+                self._finalizer()
+                del self._exchange  # the segment is freed with the last view of it that the caller holds
         finally:
             if not mine:
                 self._turn.release()

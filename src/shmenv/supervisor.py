@@ -278,7 +278,7 @@ class Supervisor:
             for handle in self.handles:
                 with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
                     handle.conn.send(None)
-            self._await_ends(self._close_timeout)
+            interrupts = [self._await_ends(self._close_timeout)]
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not _ended(handle)]
                 for handle in left:
@@ -286,7 +286,7 @@ class Supervisor:
                     with contextlib.suppress(OSError):  # not a group leader yet
                         signal.pidfd_send_signal(handle.pidfd, number)
                 if left:
-                    self._await_ends(grace)
+                    interrupts.append(self._await_ends(grace))
             if self._watcher is not None:
                 self._watcher.close()
             for handle in self.handles:
@@ -296,17 +296,24 @@ class Supervisor:
                 os.close(handle.pidfd)
                 with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
                     handle.process.close()
+            for interrupt in filter(None, interrupts):
+                raise interrupt
 
     def disown(self) -> None:
-        """Called by: a child that the user forked; multiprocessing would wait there for workers that are not its own."""
+        """Called by: a child that the user forked, where multiprocessing would wait for workers not its own."""
         for handle in self.handles:
             multiprocessing.process._children.discard(handle.process)  # type: ignore[attr-defined]
 
-    def _await_ends(self, seconds: float) -> None:
+    def _await_ends(self, seconds: float) -> KeyboardInterrupt | None:
+        """Wait for the workers to end. Ctrl-C cuts the wait short, and is handed back: nothing may be left behind."""
         deadline = time.monotonic() + seconds
-        while left := [handle for handle in self.handles if not _ended(handle)]:
-            if not wait([handle.pidfd for handle in left], max(0.0, deadline - time.monotonic())):
-                return
+        try:
+            while left := [handle for handle in self.handles if not _ended(handle)]:
+                if not wait([handle.pidfd for handle in left], max(0.0, deadline - time.monotonic())):
+                    break
+        except KeyboardInterrupt as interrupt:
+            return interrupt
+        return None
 
 
 GUARD_HINT = (

@@ -177,7 +177,7 @@ class _Memory(Descriptor):
         try:
             _memory.seal(self._fd)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EINVAL):  # no memfd here but shm_open: nobody else has its name either
+            if error.errno not in (errno.EPERM, errno.EINVAL):  # no memfd here: shm_open, whose name is gone
                 raise
 
 

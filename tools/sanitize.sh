@@ -18,3 +18,6 @@ done
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1
 export UBSAN_OPTIONS=halt_on_error=1:abort_on_error=1:print_stacktrace=1
 LD_PRELOAD=$preload PYTHONPATH=$lib "$python" -m pytest --timeout=600 "$@"
+
+# ThreadSanitizer cannot see what other processes do, so it gets the core between threads, without Python.
+"$python" tests/core/build.py tsan

@@ -109,6 +109,7 @@ class Pool:
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
         self._turn = threading.Lock()
         self._turn_owner = 0
+        self._close_once = threading.Lock()
         self._seeds: list[int | None] = [None] * n
         self._started = time.monotonic()
         ranges = split(n, num_workers)
@@ -443,10 +444,11 @@ class Pool:
             parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up). `workers` is a list of
             dicts: worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
         """
-        return self._final_stats if self._closed else self._stats()
+        exchange = getattr(self, "_exchange", None)  # close() takes it away, perhaps in another thread and just now
+        return self._final_stats if exchange is None else self._stats(exchange)
 
-    def _stats(self) -> dict[str, Any]:
-        port = self._exchange.port
+    def _stats(self, exchange: Exchange) -> dict[str, Any]:
+        port = exchange.port
         workers: list[dict[str, Any]] = []
         for handle in self._workers.handles:
             _, steps, busy_ns, wait_ns, spins, parks, _ = port.account(handle.worker_id)
@@ -484,7 +486,7 @@ class Pool:
         longer than `close_timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
         another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
         """
-        if self._closed:
+        if self._closed or not self._close_once.acquire(blocking=False):
             return
         exchange, self._closed = self._exchange, True
         exchange.closing = True
@@ -502,7 +504,7 @@ class Pool:
                         text = "env %d raised in close: %s: %s\n%s"
                         logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
             finally:
-                self._final_stats = self._stats()
+                self._final_stats = self._stats(exchange)
                 self._finalizer()
                 del self._exchange  # the segment is freed with the last view of it that the caller holds
         finally:
@@ -514,7 +516,7 @@ class Pool:
     def _disown(self) -> None:
         """Called by: a child process, right after the fork."""
         if not self._closed:
-            self._closed, self._final_stats = True, self._stats()
+            self._closed = True
             self._workers.disown()
         self._turn = threading.Lock()  # perhaps held by a thread that the child does not have
 

@@ -196,3 +196,13 @@ def test_other_envs_conform_while_one_keeps_failing(make_pool: Callable[..., shm
             rows |= dict.fromkeys(batch.env_id.tolist(), Row(None))
         assert sorted(rows) == [0, 1, 2] and failures == 1
         pool.reset(env_id=[3])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_counters_that_wrap_change_no_value(
+    make_pool: Callable[..., shmenv.Pool], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Command numbers have 32 bits, so a pool that runs for days passes their end."""
+    monkeypatch.setattr("shmenv.exchange.Exchange.first_command", 2**32 - 20)
+    pool = make_pool([MixedEnv] * 3, num_workers=2, autoreset=mode)
+    conforms(pool, MixedEnv, mode, MixedEnv().observation_space)

@@ -219,3 +219,13 @@ def test_frames_may_be_big_or_come_as_lists(make_pool: MakePool) -> None:
     first, frames, last = pool.render()
     assert first.shape == last.shape == (1080, 1920, 3) and (first == 3).all() and (last == 3).all()
     assert [int(frame.max()) for frame in frames] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "close"])
+def test_the_pools_own_methods_are_not_called_by_name(make_pool: MakePool, name: str) -> None:
+    """An env that was reset behind the pool's back would play another episode than the pool believes."""
+    pool = make_pool([ScriptedEnv] * 2)
+    pool.reset()
+    with pytest.raises(shmenv.UsageError, match=name):
+        pool.call(name)
+    assert pool.step(actions(2)).obs.tolist() == [[0, 1]] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -243,3 +244,41 @@ def test_random_subsets_lose_and_double_nothing(make_pool: MakePool) -> None:
             assert batch.obs[:, 1].tolist() == received[batch.env_id].tolist()
         assert pool.pending == (sent - received).sum()
     assert received.min() > 500
+
+
+def test_a_slow_automatic_reset_does_not_hold_up_the_others(make_pool: MakePool, gate: Callable[[int], Gate]) -> None:
+    """Covers one slow reset that stalls everybody."""
+    slow = partial(ScriptedEnv, gate=gate(0).path, length=1, script={(1, 0): "slow"})
+    pool = make_pool([slow, ScriptedEnv, ScriptedEnv], num_workers=3, batch_size=2)
+    pool.reset()
+    pool.send(actions(3))
+    for t in range(1, 20):
+        batch = pool.recv()
+        assert batch.env_id.tolist() == [1, 2] and batch.reward.tolist() == [t, t]
+        pool.send(actions(2), env_id=[1, 2])
+    os.close(eventually(gate(0).try_hold))
+    batch = pool.recv(min_envs=3, timeout=10)
+    assert batch.env_id.tolist() == [0, 1, 2]
+    assert batch.obs[0].tolist() == [1, 0] and batch.final_obs[0].tolist() == [0, 1] and batch.terminated[0]
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.1, float("nan"), "1", [1], True], ids=repr)
+def test_a_timeout_that_is_no_time_is_a_usage_error(make_pool: MakePool, timeout: Any) -> None:
+    pool = make_pool([ScriptedEnv])
+    pool.reset()
+    pool.send(actions(1))
+    with pytest.raises(shmenv.UsageError, match="timeout"):
+        pool.recv(timeout=timeout)
+    assert pool.recv(timeout=float("inf")).obs.tolist() == [[0, 1]]
+
+
+def test_a_timeout_is_kept(gated: Callable[..., shmenv.Pool], gate: Callable[[int], Gate]) -> None:
+    pool = gated(1)
+    pool.send([act("slow")])
+    held = eventually(gate(0).try_hold)
+    begin = time.monotonic()
+    with pytest.raises(shmenv.RecvTimeoutError):
+        pool.recv(timeout=0.3)
+    assert 0.3 <= time.monotonic() - begin < 3
+    os.close(held)
+    pool.recv(timeout=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,3 +150,54 @@ def test_many_kept_results_add_no_mappings(make_pool: MakePool) -> None:
     with open("/proc/self/maps") as maps:
         assert len(maps.readlines()) < before + 200
     assert [batch.reward[0] for batch in kept[1:]] == list(range(1, 2001))
+
+
+def test_hundreds_of_envs_take_few_processes(make_pool: MakePool) -> None:
+    """Covers hundreds of envs that need as many processes, and their memory."""
+    pool = make_pool([ScriptedEnv] * 512, num_workers=2)
+    pool.reset(seed=0)
+    for t in range(1, 4):
+        assert pool.step(actions(512)).obs.tolist() == [[0, t]] * 512
+    assert len(pool.stats()["workers"]) == 2
+
+
+class FlagEnv(ScriptedEnv):
+    """Ends with flags of another type."""
+
+    def __init__(self, flag: Any) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.flag, False, info
+
+
+@pytest.mark.parametrize("flag", [1, np.bool_(True), np.array(True), np.array([True]), 1.0], ids=repr)
+def test_flags_may_be_anything_with_a_truth_value(make_pool: MakePool, flag: Any) -> None:
+    pool = make_pool([partial(FlagEnv, flag), partial(FlagEnv, flag * 0)])
+    pool.reset()
+    assert pool.step(actions(2)).terminated.tolist() == [True, False]
+
+
+def test_a_flag_without_a_truth_value_is_an_env_error(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv, partial(FlagEnv, np.array([True, False]))])
+    pool.reset()
+    with pytest.raises(shmenv.EnvError) as caught:
+        pool.step(actions(2))
+    assert caught.value.env_id == 1
+    pool.recv()
+
+
+def test_two_pools_live_side_by_side(make_pool: MakePool, context: str) -> None:
+    first = make_pool([ScriptedEnv] * 2, num_workers=2, context=context)
+    second = make_pool([ScriptedEnv] * 3, num_workers=2, context=context)
+    first.reset()
+    second.reset()
+    second.send(actions(3))
+    assert first.step(actions(2)).obs.tolist() == [[0, 1]] * 2
+    with pytest.raises(shmenv.WorkerDiedError):
+        first.step(actions(2, {0: "kill"}))
+    first.close()
+    assert second.recv().obs.tolist() == [[0, 1]] * 3
+    assert second.step(actions(3)).obs.tolist() == [[0, 2]] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -160,8 +161,6 @@ def test_workers_use_one_thread_unless_told_otherwise(make_pool: MakePool, monke
 
 
 def test_the_users_own_signal_handlers_and_affinity_stay(make_pool: MakePool) -> None:
-    import signal
-
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
     cores = os.sched_getaffinity(0)
     make_pool([ScriptedEnv] * 2, affinity="spread").reset()
@@ -266,3 +265,41 @@ def test_envs_may_have_processes_of_their_own(make_pool: MakePool, context: str)
     pool.call("start_child")
     pool.close()
     eventually(lambda: all(map(is_gone, leaked)))
+
+
+class PoolEnv(ScriptedEnv):
+    """Has a pool of its own inside."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2, context=method)
+        self.pool.reset()
+
+    def step(self, action: Any) -> Any:
+        batch = self.pool.step(actions(2))
+        return (batch.obs[1].copy(), *super().step(action)[1:])
+
+    def inner(self) -> list[int]:
+        return list(self.pool.call("pid"))
+
+    def close(self) -> None:
+        if self.close_mark:
+            return
+        self.pool.close()
+
+
+@pytest.mark.parametrize("end", ["close", "forget", "kill"])
+def test_an_env_may_have_a_pool_of_its_own(make_pool: MakePool, context: str, end: str) -> None:
+    """Covers workers that may not start processes, and processes two levels down that stay behind."""
+    pool = make_pool([partial(PoolEnv, context)] * 2, num_workers=2, context=context)
+    pool.reset()
+    for t in range(1, 4):
+        assert pool.step(actions(2)).obs.tolist() == [[0, t]] * 2
+    inner = [pid for pids in pool.call("inner") for pid in pids]
+    if end == "forget":
+        pool.set_attr("close_mark", "forgotten")
+    if end == "kill":
+        for worker in pool.stats()["workers"]:
+            os.kill(worker["pid"], signal.SIGKILL)
+    pool.close()
+    eventually(lambda: all(map(is_gone, inner)))

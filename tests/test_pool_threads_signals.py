@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 from envs import Gate, ScriptedEnv, act, actions
-from support import Script, eventually
+from support import Script, eventually, is_gone
 
 import shmenv
 
@@ -205,3 +205,111 @@ def test_ctrl_c_at_the_terminal_is_one_keyboard_interrupt(
     assert code == -signal.SIGINT
     assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"
     assert errors.count("Traceback") == 1, errors
+
+
+def test_a_pool_outlives_the_thread_that_made_it() -> None:
+    """Covers workers tied to the thread that started them, not to its process."""
+    call = Call(lambda: shmenv.Pool([ScriptedEnv] * 2, context="forkserver", num_workers=2))
+    call.join()
+    with call.result as pool:
+        pool.reset()
+        assert pool.step(actions(2)).obs.tolist() == [[0, 1]] * 2
+
+
+def test_stats_may_be_asked_at_any_moment_of_a_pools_life(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2)
+    done = threading.Event()
+
+    def ask() -> int:
+        last = 0
+        while not done.is_set():
+            stats = pool.stats()
+            assert stats["num_envs"] == 2 and stats["steps"] >= last
+            last = stats["steps"]
+        return last
+
+    call = Call(ask)
+    pool.reset()
+    for _ in range(200):
+        pool.step(actions(2))
+    pool.close()
+    done.set()
+    call.join()
+    assert call.error is None
+    assert pool.stats()["steps"] == 400
+
+
+def test_a_signal_handler_may_close_the_pool(blocking_signal: int, gate: Callable[[int], Gate]) -> None:
+    """Covers a handler of SIGTERM that ends a run while a call waits."""
+    pool = shmenv.Pool([partial(ScriptedEnv, gate=gate(0).path)], context="fork")
+    pool.reset()
+    signal.signal(blocking_signal, lambda *_: pool.close())
+    pool.send([act("slow")])
+    held = eventually(gate(0).try_hold)
+    call = Call(lambda: os.kill(os.getpid(), blocking_signal))
+    with pytest.raises(shmenv.ClosedError):
+        pool.recv(timeout=30)
+    call.join()
+    os.close(held)
+    assert pool.closed
+    pool.close()
+
+
+def test_a_signal_handler_may_not_use_the_pool_inside_a_call(
+    make_pool: MakePool, blocking_signal: int, gate: Callable[[int], Gate]
+) -> None:
+    pool = make_pool([partial(ScriptedEnv, gate=gate(0).path)])
+    pool.reset()
+    told: list[str] = []
+
+    def handler(*_: Any) -> None:
+        with pytest.raises(shmenv.UsageError) as caught:
+            pool.step(actions(1))
+        told.append(str(caught.value))
+
+    def interrupt() -> bool:
+        os.kill(os.getpid(), blocking_signal)
+        return any("handler" in text for text in told)  # the first may come before the call
+
+    signal.signal(blocking_signal, handler)
+    pool.send([act("slow")])
+    held = eventually(gate(0).try_hold)
+
+    def interrupt_then_go_on() -> None:
+        eventually(interrupt)
+        os.close(held)
+
+    call = Call(interrupt_then_go_on)
+    assert pool.recv(timeout=30).obs.tolist() == [[0, 1]]
+    call.join()
+    assert call.error is None
+
+
+@pytest.fixture
+def blocking_signal() -> Iterator[int]:
+    """A signal whose handler the test may set."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_program_may_end_while_a_thread_waits(start_script: Callable[..., Script]) -> None:
+    """Covers an exit that hangs, or crashes, on a background thread inside a call."""
+    script = start_script(
+        """
+        import threading
+        import shmenv
+        from envs import ScriptedEnv, actions
+
+        if __name__ == "__main__":
+            pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2)
+            pool.reset()
+            pool.send(actions(2, {0: "hang"}))
+            threading.excepthook = lambda args: None
+            threading.Thread(target=pool.recv, daemon=True).start()
+            print(*[worker["pid"] for worker in pool.stats()["workers"]])
+        """
+    )
+    code, out, errors = script.finish(30)
+    assert (code, errors) == (0, "")
+    eventually(lambda: all(is_gone(int(pid)) for pid in out.split()))

@@ -97,7 +97,7 @@ def test_a_pool_closes_while_envs_are_in_a_step(make_pool: MakePool, gate: Calla
 @pytest.mark.parametrize("fault", ["hang", "hang_native"])
 def test_a_pool_closes_though_an_env_is_stuck(make_pool: MakePool, context: str, fault: str) -> None:
     """Covers a close that waits for ever for an env that never comes back."""
-    pool = make_pool([ScriptedEnv] * 3, num_workers=3, context=context)
+    pool = make_pool([ScriptedEnv] * 3, num_workers=3, context=context, close_timeout=0.2)
     pool.reset()
     pool.send(actions(3, {1: fault}))
     assert pool.recv(min_envs=2).env_id.tolist() == [0, 2]
@@ -105,7 +105,7 @@ def test_a_pool_closes_though_an_env_is_stuck(make_pool: MakePool, context: str,
 
 
 def test_a_pool_closes_though_its_workers_are_stopped(make_pool: MakePool) -> None:
-    pool = make_pool([ScriptedEnv] * 2, num_workers=2)
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, close_timeout=0.2)
     pool.reset()
     for pid in pids(pool):
         os.kill(pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_a_program_may_end_without_closing(start_script: Callable[..., Script], 
         from envs import ScriptedEnv, actions
 
         if __name__ == "__main__":
-            pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2, context="{method}")
+            pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2, context="{method}", close_timeout=0.2)
             pool.reset()
             if "{state}" != "idle":
                 pool.send(actions(2, {{0: "hang"}} if "{state}" == "stuck" else {{}}))

@@ -41,7 +41,7 @@ class Call:
 @pytest.fixture
 def blocked(make_pool: MakePool, gate: Callable[[int], Gate]) -> tuple[shmenv.Pool, Call, int]:
     """A pool of two, a thread that waits in recv() for env 0, and the descriptor that lets env 0 go on."""
-    pool = make_pool([partial(ScriptedEnv, gate=gate(i).path) for i in range(2)], num_workers=2)
+    pool = make_pool([partial(ScriptedEnv, gate=gate(i).path) for i in range(2)], num_workers=2, close_timeout=0.2)
     pool.reset()
     pool.send(actions(2, {0: "slow"}))
     call = Call(pool.recv)
@@ -182,7 +182,8 @@ def test_ctrl_c_at_the_terminal_is_one_keyboard_interrupt(
         from envs import ScriptedEnv, actions
 
         if __name__ == "__main__":
-            pool = shmenv.Pool([partial(ScriptedEnv, gate=sys.argv[1])] * 2, num_workers=2, context="{method}")
+            env_fns = [partial(ScriptedEnv, gate=sys.argv[1])] * 2
+            pool = shmenv.Pool(env_fns, num_workers=2, context="{method}", close_timeout=0.2)
             pool.reset()
             try:
                 pool.step(actions(2, {{1: "slow"}}))
@@ -241,7 +242,7 @@ def test_stats_may_be_asked_at_any_moment_of_a_pools_life(make_pool: MakePool) -
 
 def test_a_signal_handler_may_close_the_pool(blocking_signal: int, gate: Callable[[int], Gate]) -> None:
     """Covers a handler of SIGTERM that ends a run while a call waits."""
-    pool = shmenv.Pool([partial(ScriptedEnv, gate=gate(0).path)], context="fork")
+    pool = shmenv.Pool([partial(ScriptedEnv, gate=gate(0).path)], context="fork", close_timeout=0.2)
     pool.reset()
     signal.signal(blocking_signal, lambda *_: pool.close())
     pool.send([act("slow")])
@@ -302,7 +303,7 @@ def test_a_program_may_end_while_a_thread_waits(start_script: Callable[..., Scri
         from envs import ScriptedEnv, actions
 
         if __name__ == "__main__":
-            pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2)
+            pool = shmenv.Pool([ScriptedEnv] * 2, num_workers=2, close_timeout=0.2)
             pool.reset()
             pool.send(actions(2, {0: "hang"}))
             threading.excepthook = lambda args: None

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <ucontext.h>
 
-enum { DEPTH = 20000, STEPS = 4000, STACK_BYTES = 1 << 16, KILL = 100, SIGNAL = 200, HEARTBEAT = 300 };
+enum { DEPTH = 20000, STEPS = 2000, STACK_BYTES = 1 << 16, KILL = 100, SIGNAL = 200, HEARTBEAT = 300 };
 
 static struct {
     int choice[DEPTH], count[DEPTH]; /* the string, and how many there were to choose from at each place */

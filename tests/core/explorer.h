@@ -6,9 +6,10 @@
 
 enum { THREADS = 8, LOCATIONS = 64, MESSAGES = 64 };
 
-/* For each location, the oldest of its messages that may still be read. */
+/* What a thread has seen: for each location, the oldest of its messages that it may still read; and, in the same
+ * array since both grow by the larger, how many payload accesses of each thread happen before it (a vector clock). */
 typedef struct {
-    uint8_t at[LOCATIONS];
+    uint8_t at[LOCATIONS + THREADS];
 } view;
 
 typedef enum { RUNNABLE, BLOCKED, ENDED, KILLED } state;

@@ -43,6 +43,25 @@ static void setup_sb(const void *with) {
 }
 static void check_sb(void) { model_check(r[0] || r[1], "both missed the other's store"); }
 
+/* 2+2W: each stores to both, in opposite orders; neither first store may end up as the last value of both. */
+static void store_both(int first) {
+    a32 *one = first ? &S.x : &S.y, *other = first ? &S.y : &S.x;
+    put(one, how);
+    if (how == RELEASE_ACQUIRE)
+        SHM_STORE(other, 2, release);
+    else
+        SHM_STORE(other, 2, seq_cst);
+}
+static void setup_2w(const void *with) {
+    begin();
+    how = *(const int *)with;
+    model_start("left", store_both, 0, 0);
+    model_start("right", store_both, 1, 0);
+}
+static void check_2w(void) {
+    model_check(model_last(&S.x) != 1 || model_last(&S.y) != 1, "both first stores came last");
+}
+
 /* MP: a payload, then the flag that announces it. */
 static void announce(int unused) {
     (void)unused;
@@ -134,6 +153,8 @@ const scenario scenarios[] = {
     LITMUS("SB, release and acquire", paired, setup_sb, check_sb, "both missed the other's store"),
     LITMUS("SB, seq_cst", total, setup_sb, check_sb, NULL),
     LITMUS("SB, seq_cst fences", fenced, setup_sb, check_sb, NULL),
+    LITMUS("2+2W, release", paired, setup_2w, check_2w, "both first stores came last"),
+    LITMUS("2+2W, seq_cst", total, setup_2w, check_2w, NULL),
     LITMUS("MP, relaxed", relaxed, setup_mp, NULL, "announced, but stale"),
     LITMUS("MP, release and acquire", paired, setup_mp, NULL, NULL),
     LITMUS("MP, fences", fenced, setup_mp, NULL, NULL),

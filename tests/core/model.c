@@ -8,12 +8,15 @@
 typedef struct {
     uint64_t value;
     view carries;
+    int continues; /* written by a read-modify-write of the message before it: nothing may come between */
 } message;
 
 typedef struct {
     message messages[MESSAGES];
     int count;
     view futex_seen; /* handed from futex call to futex call on this word */
+    int writer;      /* of payload: the last one, and its clock then; of each thread, its clock when it last read */
+    uint8_t written, read[THREADS];
 } location;
 
 enum { BLOCK_BYTES = 1 << 13 };
@@ -38,7 +41,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
     return hash ^ hash >> 29;
 }
 static void join(view *into, const view *from) {
-    for (int i = 0; i < LOCATIONS; i++)
+    for (size_t i = 0; i < sizeof(view); i++)
         into->at[i] = from->at[i] > into->at[i] ? from->at[i] : into->at[i];
 }
 static thread *self(void) { return &world.threads[world.running]; }
@@ -60,7 +63,10 @@ static void reset_location(int at) {
     l->count = 1;
     l->messages[0].value = block.wide[at] ? ((a64 *)block.address[at])->v : ((a32 *)block.address[at])->v;
     memset(&l->messages[0].carries, 0, sizeof(view));
+    l->messages[0].continues = 0;
     memset(&l->futex_seen, 0, sizeof(view));
+    l->written = 0;
+    memset(l->read, 0, sizeof l->read);
 }
 static int locate(void *word, int wide) {
     size_t offset = (size_t)((char *)word - block.base);
@@ -120,71 +126,106 @@ void model_trace(int on) { tracing = on; }
 static void learn(uint64_t value) {
     self()->history = mix(self()->history, value + 1);
 }
-static void append(int at, uint64_t value, model_order order, const view *continued) {
+static void shift(view *v, int at, int place) { v->at[at] = (uint8_t)(v->at[at] + (v->at[at] >= place)); }
+/* Makes room in a location's order: every view of what stands at `place` or later moves on. */
+static void make_room(int at, int place) {
+    location *l = &memory[at];
+    memmove(&l->messages[place + 1], &l->messages[place], (size_t)(l->count - place) * sizeof(message));
+    l->messages[place].carries = (view){{0}};
+    for (int i = 0; i < world.thread_count; i++) {
+        shift(&world.threads[i].seen, at, place);
+        shift(&world.threads[i].acquired, at, place);
+        shift(&world.threads[i].released, at, place);
+    }
+    shift(&sc_seen, at, place);
+    for (int i = 0; i < block.count; i++) {
+        shift(&memory[i].futex_seen, at, place);
+        for (int j = 0; j < memory[i].count + (i == at); j++)
+            shift(&memory[i].messages[j].carries, at, place);
+    }
+}
+/* Puts a message at `place` in its location's order, at the end or earlier. */
+static void insert(int at, int place, uint64_t value, model_order order, const view *continued) {
     thread *me = self();
     location *l = &memory[at];
     if (l->count == MESSAGES) {
-        fprintf(stderr, "MESSAGES is too small\n");
-        exit(2);
+        fail("no end: the threads go round in circles");
+        return;
     }
-    message *m = &l->messages[l->count];
-    me->seen.at[at] = (uint8_t)l->count;
+    if (place < l->count)
+        make_room(at, place);
+    l->count++;
+    message *m = &l->messages[place];
+    me->seen.at[at] = (uint8_t)place;
     m->value = value;
+    m->continues = continued != NULL;
     m->carries = order >= MODEL_release ? me->seen : me->released;
-    m->carries.at[at] = (uint8_t)l->count;
+    m->carries.at[at] = (uint8_t)place;
     if (continued) /* a read-modify-write hands on what its predecessor carried: the release sequence */
         join(&m->carries, continued);
     if (order == MODEL_seq_cst)
-        sc_seen.at[at] = (uint8_t)l->count;
-    l->count++;
+        sc_seen.at[at] = (uint8_t)place;
+}
+/* One of `count` candidates, the first of them the newest; another costs one of the execution's stale accesses. */
+static int pick(int count) {
+    int picked = world.stale_left > 0 ? choose(count) : 0;
+    world.stale_left -= picked > 0;
+    return picked;
+}
+/* Where a write that comes after message `oldest` may go: right behind any message that nothing continues. */
+static int pick_place(int at, int oldest) {
+    const location *l = &memory[at];
+    int places[MESSAGES], count = 0;
+    for (int place = l->count; place > oldest; place--)
+        if (place == l->count || !l->messages[place].continues)
+            places[count++] = place;
+    return places[pick(count)];
+}
+static int oldest_readable(int at, model_order order) {
+    int seen = self()->seen.at[at], sc = sc_seen.at[at];
+    return order == MODEL_seq_cst && sc > seen ? sc : seen;
 }
 static void take(const message *m, model_order order) {
     join(&self()->acquired, &m->carries);
     if (order == MODEL_acquire || order >= MODEL_acq_rel)
         join(&self()->seen, &m->carries);
 }
-/* Any message from `oldest` on; an older one than the newest costs one of the execution's stale reads. */
-static int pick(int at, int oldest) {
-    int newest = memory[at].count - 1;
-    int behind = world.stale_left > 0 ? choose(newest - oldest + 1) : 0;
-    world.stale_left -= behind > 0;
-    return newest - behind;
-}
 
 uint64_t model_load(void *word, int wide, model_order order) {
     give_way();
-    thread *me = self();
-    int at = locate(word, wide);
-    if (order == MODEL_seq_cst && sc_seen.at[at] > me->seen.at[at])
-        me->seen.at[at] = sc_seen.at[at];
-    int chosen = pick(at, me->seen.at[at]);
+    int at = locate(word, wide), newest = memory[at].count - 1;
+    int chosen = newest - pick(newest - oldest_readable(at, order) + 1);
     const message *m = &memory[at].messages[chosen];
-    me->seen.at[at] = (uint8_t)chosen;
+    self()->seen.at[at] = (uint8_t)chosen;
     take(m, order);
     learn(m->value);
-    explain("load", at, m->value, ORDER_NAMES[order], chosen + 1 < memory[at].count ? ", an old value" : "");
+    explain("load", at, m->value, ORDER_NAMES[order], chosen < newest ? ", an old value" : "");
     return m->value;
 }
 void model_store(void *word, int wide, uint64_t value, model_order order) {
     give_way();
-    int at = locate(word, wide);
-    append(at, wide ? value : (uint32_t)value, order, NULL);
+    int at = locate(word, wide), end = memory[at].count;
+    int place = pick_place(at, oldest_readable(at, order));
+    insert(at, place, wide ? value : (uint32_t)value, order, NULL);
     learn(0);
-    explain("store", at, value, ORDER_NAMES[order], "");
+    explain("store", at, value, ORDER_NAMES[order], place < end ? ", overtaken by a newer value" : "");
 }
 uint32_t model_exchange(a32 *word, int add, uint32_t value, model_order order) {
     give_way();
-    int at = locate(word, 0);
-    message before = memory[at].messages[memory[at].count - 1]; /* the newest, as for every read-modify-write */
-    self()->seen.at[at] = (uint8_t)(memory[at].count - 1);
+    int at = locate(word, 0), end = memory[at].count;
+    int place = pick_place(at, oldest_readable(at, order));
+    const message before = memory[at].messages[place - 1];
+    self()->seen.at[at] = (uint8_t)(place - 1);
     take(&before, order);
-    append(at, add ? (uint32_t)before.value + value : value, order, &before.carries);
+    insert(at, place, add ? (uint32_t)before.value + value : value, order, &before.carries);
     learn(before.value);
-    explain(add ? "add" : "swap", at, before.value, ORDER_NAMES[order], "");
+    explain(add ? "add" : "swap", at, before.value, ORDER_NAMES[order], place < end ? ", of an old value" : "");
     return (uint32_t)before.value;
 }
 static void fence(model_order order) {
     thread *me = self();
+    if (order == MODEL_relaxed)
+        return;
     if (order != MODEL_release)
         join(&me->seen, &me->acquired);
     if (order == MODEL_seq_cst) {
@@ -201,13 +242,46 @@ void model_fence(model_order order) {
     if (tracing)
         printf("    %-12s fence  %s\n", self()->name, ORDER_NAMES[order]);
 }
+/* ---- payload ---- */
+
+static uint8_t tick(void) {
+    uint8_t *clock = &self()->seen.at[LOCATIONS + world.running];
+    if (++*clock == UINT8_MAX) {
+        fprintf(stderr, "too many payload accesses for a clock of 8 bits\n");
+        exit(2);
+    }
+    return *clock;
+}
+static int happened(uint8_t clock, int of) { return clock <= self()->seen.at[LOCATIONS + of]; }
+void model_write(a32 *word, uint32_t value) {
+    give_way();
+    location *l = &memory[locate(word, 0)];
+    int ordered = happened(l->written, l->writer);
+    for (int i = 0; i < world.thread_count; i++)
+        ordered &= happened(l->read[i], i);
+    model_check(ordered, "payload is written while another thread may use it");
+    l->writer = world.running;
+    l->written = tick();
+    l->messages[0].value = value;
+    learn(0);
+    explain("write", (int)(l - memory), value, "", "");
+}
+uint32_t model_read(a32 *word) {
+    give_way();
+    location *l = &memory[locate(word, 0)];
+    model_check(happened(l->written, l->writer), "payload is read while another thread may write it");
+    l->read[world.running] = tick();
+    learn(l->messages[0].value);
+    explain("read", (int)(l - memory), l->messages[0].value, "", "");
+    return (uint32_t)l->messages[0].value;
+}
 void model_copy_in(void *shared, const void *own, size_t size) {
     for (size_t i = 0; i < size / 4; i++)
-        model_store((a32 *)shared + i, 0, ((const uint32_t *)own)[i], MODEL_relaxed);
+        model_write((a32 *)shared + i, ((const uint32_t *)own)[i]);
 }
 void model_copy_out(void *own, const void *shared, size_t size) {
     for (size_t i = 0; i < size / 4; i++)
-        ((uint32_t *)own)[i] = (uint32_t)model_load((a32 *)(uintptr_t)shared + i, 0, MODEL_relaxed);
+        ((uint32_t *)own)[i] = model_read((a32 *)(uintptr_t)shared + i);
 }
 
 /* ---- futexes ---- */
@@ -216,7 +290,7 @@ void model_copy_out(void *own, const void *shared, size_t size) {
 static void pass_futex(int at) {
     location *l = &memory[at];
     join(&self()->seen, &l->futex_seen);
-    l->futex_seen = self()->seen;
+    memcpy(&l->futex_seen, &self()->seen, LOCATIONS); /* without the clocks: futex calls order no payload */
     block.futex[at] = 1;
 }
 int model_futex_wait(a32 *word, uint32_t expected) {
@@ -224,7 +298,7 @@ int model_futex_wait(a32 *word, uint32_t expected) {
     thread *me = self();
     int at = locate(word, 0);
     pass_futex(at);
-    int chosen = pick(at, me->seen.at[at]);
+    int newest = memory[at].count - 1, chosen = newest - pick(newest - me->seen.at[at] + 1);
     me->seen.at[at] = (uint8_t)chosen;
     uint64_t value = memory[at].messages[chosen].value;
     learn(value);
@@ -283,9 +357,11 @@ void model_kill(int index) {
     if (tracing)
         printf("    %-12s KILLED\n", t->name);
 }
-void model_knows(uint64_t a, uint64_t b, uint64_t c) {
+void model_knows(const void *values, size_t size) {
     thread *me = self();
-    me->history = mix(mix(mix((uint64_t)(uintptr_t)me->body + (uint64_t)me->arg, a), b), c);
+    me->history = (uint64_t)(uintptr_t)me->body + (uint64_t)me->arg;
+    for (size_t i = 0; i < size / sizeof(uint32_t); i++)
+        me->history = mix(me->history, ((const uint32_t *)values)[i]);
 }
 void model_check(int holds, const char *otherwise) {
     if (!holds)
@@ -296,12 +372,12 @@ void model_check(int holds, const char *otherwise) {
 /* The part of a view above `base`: below it every thread has seen everything. */
 static uint64_t hash_view(const view *v, const view *base) {
     view above;
-    for (int i = 0; i < LOCATIONS; i++)
+    for (size_t i = 0; i < sizeof(view); i++)
         above.at[i] = v->at[i] > base->at[i] ? v->at[i] - base->at[i] : 0;
-    uint64_t words[LOCATIONS / 8], hash = 0;
+    uint64_t words[sizeof(view) / 8], hash = 0;
     memcpy(words, &above, sizeof words);
-    for (int i = 0; i < LOCATIONS / 8; i++)
-        hash += (words[i] >> 32 | words[i] << 32) * (UINT64_C(0x9E3779B97F4A7C15) + 2 * (uint64_t)i) ^ words[i];
+    for (size_t i = 0; i < sizeof(view) / 8; i++)
+        hash += (words[i] >> 32 | words[i] << 32) * (UINT64_C(0x9E3779B97F4A7C15) + 2 * i) ^ words[i];
     return hash;
 }
 /* The oldest message of each location that a thread which uses the location may still read. Threads that are not yet
@@ -318,6 +394,17 @@ static void find_base(view *base) {
                 oldest = world.threads[i].seen.at[at];
         base->at[at] = oldest;
     }
+    for (int i = 0; i < world.thread_count; i++) {
+        uint8_t oldest = UINT8_MAX;
+        for (int j = 0; j < world.thread_count; j++)
+            if (living >> j & 1 && world.threads[j].seen.at[LOCATIONS + i] < oldest)
+                oldest = world.threads[j].seen.at[LOCATIONS + i];
+        base->at[LOCATIONS + i] = oldest;
+    }
+}
+uint64_t model_last(void *word) {
+    const location *l = &memory[locate(word, 0)];
+    return l->messages[l->count - 1].value;
 }
 uint64_t model_state(void) {
     view base = {{0}};
@@ -326,8 +413,17 @@ uint64_t model_state(void) {
     for (int at = 0; at < block.count; at++) {
         const location *l = &memory[at];
         uint64_t own = (uint64_t)at;
-        for (int i = base.at[at]; i < l->count; i++)
-            own = mix(mix(own, l->messages[i].value), hash_view(&l->messages[i].carries, &base));
+        for (int i = base.at[at]; i < l->count; i++) {
+            const message *m = &l->messages[i];
+            own = mix(mix(own, m->value + ((uint64_t)(i > base.at[at] && m->continues) << 63)), hash_view(&m->carries, &base));
+        }
+        uint64_t clocks = l->written > base.at[LOCATIONS + l->writer] 
+                              ? (uint64_t)(l->writer << 8 | (l->written - base.at[LOCATIONS + l->writer]))
+                              : 0;
+        for (int i = 0; i < world.thread_count; i++)
+            if (l->read[i] > base.at[LOCATIONS + i])
+                clocks = mix(clocks, (uint64_t)(i << 8 | (l->read[i] - base.at[LOCATIONS + i])));
+        own = mix(own, clocks);
         if (block.futex[at])
             own = mix(own, hash_view(&l->futex_seen, &base));
         hash += mix(own, 0);

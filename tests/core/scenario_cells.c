@@ -4,7 +4,7 @@
 
 typedef struct {
     uint32_t cells;
-    int versions, readers, reads, waits, mortal, spin; /* waits: the readers park until the last version */
+    int versions, readers, reads, waits, mortal, spin, in_place; /* waits: the readers park until the last version */
 } cells_case;
 enum { WORDS = 2 };
 #define START UINT64_C(0xFFFFFFFF) /* the futex word, its low half, wraps with the first version */
@@ -19,7 +19,7 @@ static void write_all(int unused) {
     (void)unused;
     uint64_t version = SHM_LOAD(&S.cells.version, relaxed);
     while (version++ < START + (uint64_t)c->versions) {
-        model_knows(version, 0, 0);
+        MODEL_KNOWS(version);
         const uint64_t value[WORDS] = {version, ~version};
         shm_write_cell(&S.cells, S.values, WORDS, c->cells, value);
     }
@@ -32,11 +32,23 @@ static uint64_t read_once(uint64_t had) {
     model_check(value[0] == version && value[1] == ~version, "a torn or stale value was taken for whole");
     return version;
 }
+/* The value is looked at where it stands, and believed if the writer cannot have come round to its cell meanwhile. */
+static void read_in_place(int unused) {
+    (void)unused;
+    for (int i = 0; i < c->reads; i++) {
+        MODEL_KNOWS((uint64_t)i);
+        uint64_t version = shm_version(&S.cells);
+        a64 *cell = &S.values[version % c->cells * WORDS];
+        uint64_t first = SHM_LOAD(&cell[0], relaxed), second = SHM_LOAD(&cell[1], relaxed);
+        if (shm_version(&S.cells) - version <= c->cells - 2)
+            model_check(first == version && second == ~version, "a torn or stale value was taken for whole");
+    }
+}
 static void read_some(int unused) {
     (void)unused;
     uint64_t had = START;
     for (int i = 0; i < c->reads; i++) {
-        model_knows((uint64_t)i, had, 0);
+        MODEL_KNOWS((uint64_t)i, had);
         had = read_once(had);
     }
 }
@@ -44,7 +56,7 @@ static void read_all(int unused) {
     (void)unused;
     shm_wait wait = MODEL_WAIT(c->spin);
     for (uint64_t had = START; had < START + (uint64_t)c->versions; had = read_once(had)) {
-        model_knows(had, 0, 0);
+        MODEL_KNOWS(had);
         shm_await_version(&S.cells, had, &wait);
     }
 }
@@ -58,26 +70,27 @@ static void setup(const void *with) {
     MODEL_NAME(&S.cells.waiters);
     model_start("writer", write_all, 0, c->mortal);
     for (int i = 0; i < c->readers; i++)
-        model_start(i ? "reader 2" : "reader 1", c->waits ? read_all : read_some, i, 0);
+        model_start(i ? "reader 2" : "reader 1", c->in_place ? read_in_place : c->waits ? read_all : read_some, i, 0);
 }
 static void succeed(int unused) { model_start("successor", write_all, unused, 0); }
 
-static const cells_case two = {2, 3, 1, 3, 0, 0, 0}, three = {3, 4, 1, 2, 0, 0, 0}, four = {4, 6, 1, 2, 0, 0, 0},
-                        killed = {2, 3, 1, 2, 0, 1, 0}, killed_three = {3, 4, 1, 2, 0, 1, 0},
-                        awaited = {3, 2, 1, 0, 1, 0, 0}, spun = {3, 2, 1, 0, 1, 0, 1},
-                        awaited_by_two = {3, 2, 2, 0, 1, 0, 0}, awaited_killed = {3, 2, 2, 0, 1, 1, 0};
+static const cells_case two = {2, 3, 1, 3, 0, 0, 0, 0}, three = {3, 4, 1, 2, 0, 0, 0, 0}, four = {4, 6, 1, 2, 0, 0, 0, 0},
+                        killed = {2, 3, 1, 2, 0, 1, 0, 0}, killed_three = {3, 4, 1, 2, 0, 1, 0, 0},
+                        in_place = {3, 4, 1, 2, 0, 0, 0, 1}, awaited = {3, 2, 1, 0, 1, 0, 0, 0}, spun = {3, 2, 1, 0, 1, 0, 1, 0},
+                        awaited_by_two = {3, 2, 2, 0, 1, 0, 0, 0}, awaited_killed = {3, 2, 2, 0, 1, 1, 0, 0};
 #define CELLS(text, how, switches, killed_, interrupted) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = switches, .stale = 3, \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = switches, .stale = 2, \
       .kills = killed_, .signals = interrupted, .heartbeat = 1, .full = 1 }
 const scenario scenarios[] = {
-    CELLS("2 cells", two, 4, 0, 0),
-    CELLS("3 cells", three, 3, 0, 0),
-    CELLS("4 cells", four, 3, 0, 0),
-    CELLS("2 cells, writer killed and succeeded", killed, 3, 1, 0),
-    CELLS("3 cells, writer killed and succeeded", killed_three, 3, 1, 0),
+    CELLS("2 cells", two, 3, 0, 0),
+    CELLS("3 cells", three, 2, 0, 0),
+    CELLS("4 cells", four, 2, 0, 0),
+    CELLS("3 cells, read in place", in_place, 2, 0, 0),
+    CELLS("2 cells, writer killed and succeeded", killed, 2, 1, 0),
+    CELLS("3 cells, writer killed and succeeded", killed_three, 2, 1, 0),
     CELLS("cells, awaited", awaited, 3, 0, 0),
     CELLS("cells, awaited with spinning", spun, 3, 0, 0),
-    CELLS("cells, awaited by two, interrupted", awaited_by_two, 2, 0, 1),
-    CELLS("cells, awaited by two, writer killed and succeeded", awaited_killed, 2, 1, 0),
+    CELLS("cells, awaited by two, interrupted", awaited_by_two, 1, 0, 1),
+    CELLS("cells, awaited by two, writer killed and succeeded", awaited_killed, 1, 1, 0),
     {0},
 };

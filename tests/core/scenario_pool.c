@@ -8,6 +8,7 @@ typedef struct {
     uint32_t rounds, need; /* need: answers that a round waits for, before it steps the envs that gave them again */
     int ends;          /* every step ends its episode: the ended step is committed before the answer */
     int mortal, spin;
+    int renew;         /* the worker is told to quit before the second round, and has a successor */
 } pool_case;
 enum { START = 0xFFFFFFFE, WORKERS = 2, ENVS = 4 };
 
@@ -16,10 +17,14 @@ static struct {
     shm_semaphore results;
     shm_worker worker[WORKERS];
     a32 cmd[ENVS], action[ENVS], rsp[ENVS], ended[ENVS], final[ENVS], obs[ENVS];
-    a32 dead[WORKERS]; /* told by the watcher */
+    a32 dead[WORKERS]; /* told by the watcher, as watch.h tells it */
 } S;
 static uint32_t total(void) { return (uint32_t)(c->workers * c->envs); }
 
+static void tell(int w) {
+    SHM_STORE(&S.dead[w], 1, release);
+    shm_alert(&S.results);
+}
 static void work(int w) {
     shm_worker *me = &S.worker[w];
     shm_wait wait = MODEL_WAIT(c->spin);
@@ -27,7 +32,7 @@ static void work(int w) {
     for (uint32_t i = first; i < last; i++)
         answered[i] = shm_responded(&S.rsp[i]);
     for (;;) {
-        model_knows(answered[first], answered[last - 1], 0);
+        MODEL_KNOWS(answered[first], answered[last - 1]);
         uint32_t seen = shm_bell(me);
         int busy = 0;
         for (uint32_t i = first; i < last; i++) {
@@ -35,20 +40,23 @@ static void work(int w) {
             if (n == answered[i])
                 continue;
             model_check(n == answered[i] + 1, "a command was skipped, or given to the successor of its worker");
-            model_check(SHM_LOAD(&S.action[i], relaxed) == n, "command given, action stale");
+            model_check(model_read(&S.action[i]) == n, "command given, action stale");
             if (c->ends) {
-                SHM_STORE(&S.final[i], n, relaxed);
+                model_write(&S.final[i], n);
                 shm_end(&S.ended[i], n);
             }
-            SHM_STORE(&S.obs[i], n, relaxed);
+            model_write(&S.obs[i], n);
             answered[i] = n;
             shm_respond(&S.rsp[i], n);
             shm_post(&S.results, 1);
             busy = 1;
         }
         if (!busy) {
-            if (shm_order(me) == SHM_QUIT)
+            if (shm_order(me) == SHM_QUIT) {
+                if (c->renew && shm_generation(me) == 0)
+                    tell(w); /* the watcher sees it end */
                 return;
+            }
             shm_await_bell(me, seen, &wait);
         }
     }
@@ -58,7 +66,7 @@ static void work(int w) {
 static struct {
     uint32_t given[ENVS], played[ENVS], lost[ENVS]; /* commands, answers taken, answers that never come */
     int pending[ENVS], handled[WORKERS];
-    uint32_t seen_alert;
+    uint32_t seen_alert, round, got, need;
 } M;
 
 static uint32_t count_answers(void *unused) {
@@ -69,16 +77,16 @@ static uint32_t count_answers(void *unused) {
             if (shm_answered(&S.rsp[i], M.given[i]))
                 n++;
             else if (c->ends && shm_has_ended(&S.ended[i], M.given[i]))
-                model_check(SHM_LOAD(&S.final[i], relaxed) == M.given[i], "step ended, its payload stale");
+                model_check(model_read(&S.final[i]) == M.given[i], "step ended, its payload stale");
         }
     return n;
 }
 static int take_answer(uint32_t i) {
     if (!M.pending[i] || !shm_answered(&S.rsp[i], M.given[i]))
         return 0;
-    model_check(SHM_LOAD(&S.obs[i], relaxed) == M.given[i], "answer published, payload stale");
+    model_check(model_read(&S.obs[i]) == M.given[i], "answer published, payload stale");
     if (c->ends)
-        model_check(SHM_LOAD(&S.final[i], relaxed) == M.given[i], "answer published, payload of the ended step stale");
+        model_check(model_read(&S.final[i]) == M.given[i], "answer published, payload of the ended step stale");
     M.pending[i] = 0;
     M.played[i]++;
     return 1;
@@ -89,13 +97,15 @@ static void bury(int w) {
     for (uint32_t i = (uint32_t)(w * c->envs); i < (uint32_t)((w + 1) * c->envs); i++) {
         if (M.pending[i] && !take_answer(i)) {
             if (c->ends && shm_has_ended(&S.ended[i], M.given[i]))
-                model_check(SHM_LOAD(&S.final[i], relaxed) == M.given[i], "step ended, its payload lost");
+                model_check(model_read(&S.final[i]) == M.given[i], "step ended, its payload lost");
             M.pending[i] = 0;
             M.lost[i]++;
         }
         shm_reset_channel(&S.cmd[i], &S.rsp[i]);
     }
+    uint32_t generation = shm_generation(&S.worker[w]);
     shm_reset_worker(&S.worker[w]);
+    model_check(shm_generation(&S.worker[w]) == generation + 1, "a successor has its predecessor's generation");
     model_start("successor", work, w, 0);
 }
 static void command_idle(void) {
@@ -103,7 +113,7 @@ static void command_idle(void) {
     for (uint32_t i = 0; i < total(); i++)
         if (!M.pending[i]) {
             M.pending[i] = 1;
-            SHM_STORE(&S.action[i], ++M.given[i], relaxed);
+            model_write(&S.action[i], ++M.given[i]);
             shm_command(&S.cmd[i], M.given[i]);
             rung[i / (uint32_t)c->envs] = 1;
         }
@@ -112,19 +122,21 @@ static void command_idle(void) {
             shm_ring_bell(&S.worker[w]);
 }
 static void collect(uint32_t need, shm_wait *wait) {
-    for (uint32_t got = 0;;) {
+    M.need = need;
+    for (M.got = 0;;) {
+        model_knows(&M, sizeof M);
         uint32_t left = 0, found;
         for (uint32_t i = 0; i < total(); i++)
             left += (uint32_t)M.pending[i];
-        if (got >= need || !left)
+        if (M.got >= need || !left)
             return;
-        uint32_t wanted = need - got < left ? need - got : left;
+        uint32_t wanted = need - M.got < left ? need - M.got : left;
         int how = shm_await(&S.results, wanted, M.seen_alert, count_answers, NULL, wait, &found);
         if (how == SHM_ALERT) {
             M.seen_alert = shm_alerts(&S.results);
             int known = 0;
             for (int w = 0; w < c->workers; w++) {
-                if (!M.handled[w] && SHM_LOAD(&S.dead[w], relaxed))
+                if (!M.handled[w] && SHM_LOAD(&S.dead[w], acquire))
                     bury(w);
                 known += M.handled[w];
             }
@@ -134,14 +146,16 @@ static void collect(uint32_t need, shm_wait *wait) {
             for (uint32_t i = 0; i < total(); i++)
                 taken += (uint32_t)take_answer(i);
             model_check(taken >= wanted && found >= wanted, "ready without enough");
-            got += taken;
+            M.got += taken;
         }
     }
 }
 static void manage(int unused) {
     (void)unused;
     shm_wait wait = MODEL_WAIT(c->spin);
-    for (uint32_t round = 0; round < c->rounds; round++) {
+    for (M.round = 0; M.round < c->rounds; M.round++) {
+        if (c->renew && M.round == 1)
+            shm_give_order(&S.worker[0], SHM_QUIT); /* a command that comes with it is played or lost */
         command_idle();
         collect(c->need, &wait);
     }
@@ -150,10 +164,6 @@ static void manage(int unused) {
         shm_give_order(&S.worker[w], SHM_QUIT);
         shm_ring_bell(&S.worker[w]);
     }
-}
-static void tell(int w) {
-    SHM_STORE(&S.dead[w], 1, relaxed);
-    shm_alert(&S.results);
 }
 static void setup(const void *with) {
     c = with;
@@ -190,32 +200,33 @@ static void check_count(void) {
         model_check(!M.pending[i] && M.played[i] + M.lost[i] == M.given[i] - START, "a command is neither answered nor lost");
         lost += M.lost[i];
     }
-    model_check(c->mortal || !lost, "an answer is lost though nobody died");
+    model_check(c->mortal || c->renew || !lost, "an answer is lost though nobody died");
 }
 
-static const pool_case one = {1, 1, 3, 1, 0, 0, 0}, grouped = {1, 2, 2, 2, 0, 0, 0}, first = {1, 2, 2, 1, 0, 0, 0},
-                       two = {2, 1, 2, 2, 0, 0, 0}, two_first = {2, 1, 2, 1, 0, 0, 0}, spun = {2, 1, 1, 2, 0, 0, 1},
-                       four = {2, 2, 1, 3, 0, 0, 0}, ending = {1, 1, 2, 1, 1, 0, 0},
-                       one_killed = {1, 1, 2, 1, 0, 1, 0}, ending_killed = {1, 1, 2, 1, 1, 1, 0},
-                       grouped_killed = {1, 2, 1, 2, 0, 1, 0}, two_killed = {2, 1, 1, 2, 0, 1, 0},
-                       two_first_killed = {2, 1, 2, 1, 0, 1, 0};
+static const pool_case one = {1, 1, 3, 1, 0, 0, 0, 0}, grouped = {1, 2, 2, 2, 0, 0, 0, 0}, first = {1, 2, 2, 1, 0, 0, 0, 0},
+                       two = {2, 1, 2, 2, 0, 0, 0, 0}, two_first = {2, 1, 2, 1, 0, 0, 0, 0}, spun = {2, 1, 1, 2, 0, 0, 1, 0},
+                       four = {2, 2, 1, 3, 0, 0, 0, 0}, ending = {1, 1, 2, 1, 1, 0, 0, 0},
+                       one_killed = {1, 1, 2, 1, 0, 1, 0, 0}, ending_killed = {1, 1, 2, 1, 1, 1, 0, 0},
+                       grouped_killed = {1, 2, 1, 2, 0, 1, 0, 0}, two_killed = {2, 1, 1, 2, 0, 1, 0, 0},
+                       two_first_killed = {2, 1, 2, 1, 0, 1, 0, 0}, renewed = {1, 1, 3, 1, 0, 0, 0, 1};
 #define POOL(text, how, switches, old, killed, interrupted, more) \
     { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .at_end = check_count, \
       .preemptions = switches, .stale = old, .kills = killed, .signals = interrupted, .full = more }
 const scenario scenarios[] = {
     POOL("pool, one env", one, 2, 2, 0, 0, 1),
-    POOL("pool, one env, interrupted", one, 2, 1, 0, 1, 1),
+    POOL("pool, one env, interrupted", one, 1, 1, 0, 1, 1),
     POOL("pool, a worker of two envs", grouped, 2, 1, 0, 0, 1),
     POOL("pool, a worker of two envs, first 1", first, 2, 1, 0, 0, 1),
-    POOL("pool, two workers", two, 2, 1, 0, 0, 1),
-    POOL("pool, two workers, first 1", two_first, 2, 1, 0, 0, 1),
-    POOL("pool, two workers, with spinning", spun, 2, 1, 0, 0, 1),
+    POOL("pool, two workers", two, 1, 1, 0, 0, 1),
+    POOL("pool, two workers, first 1", two_first, 1, 1, 0, 0, 1),
+    POOL("pool, two workers, with spinning", spun, 1, 1, 0, 0, 1),
     POOL("pool, two workers of two envs, first 3", four, 1, 1, 0, 0, 1),
-    POOL("pool, episodes that end", ending, 2, 2, 0, 0, 1),
-    POOL("pool, the worker killed and succeeded", one_killed, 2, 1, 1, 0, 1),
-    POOL("pool, episodes that end, the worker killed", ending_killed, 2, 1, 1, 0, 1),
-    POOL("pool, a worker of two envs killed", grouped_killed, 2, 1, 1, 0, 1),
-    POOL("pool, two workers, one killed", two_killed, 1, 1, 1, 0, 1),
-    POOL("pool, two workers, both killed, first 1", two_first_killed, 1, 1, 2, 0, 1),
+    POOL("pool, episodes that end", ending, 2, 1, 0, 0, 1),
+    POOL("pool, the worker told to quit and succeeded", renewed, 2, 1, 0, 0, 1),
+    POOL("pool, the worker killed and succeeded", one_killed, 1, 1, 1, 0, 1),
+    POOL("pool, episodes that end, the worker killed", ending_killed, 1, 1, 1, 0, 1),
+    POOL("pool, a worker of two envs killed", grouped_killed, 1, 1, 1, 0, 1),
+    POOL("pool, two workers, one killed", two_killed, 0, 1, 1, 0, 1),
+    POOL("pool, two workers, both killed, first 1", two_first_killed, 0, 0, 2, 0, 1),
     {0},
 };

@@ -21,7 +21,7 @@ static void produce(int unused) {
     while (next++ < c->items) {
         const uint32_t item[WORDS] = {next, ~next};
         for (;;) {
-            model_knows(next, cached, 0);
+            MODEL_KNOWS(next, cached);
             uint32_t popped = shm_popped(&S.ring);
             if (shm_push(&S.ring, S.items, c->capacity, c->mask, sizeof item, item, &cached))
                 break;
@@ -36,7 +36,7 @@ static void consume(int unused) {
     while (next++ < c->items) {
         uint32_t item[WORDS];
         for (;;) {
-            model_knows(next, cached, 0);
+            MODEL_KNOWS(next, cached);
             uint32_t pushed = shm_pushed(&S.ring);
             if (shm_pop(&S.ring, S.items, c->mask, sizeof item, item, &cached))
                 break;
@@ -67,7 +67,7 @@ static const ring_case one = {1, 0, 3, 0, 0, 0}, two = {2, 1, 4, 0, 0, 0}, odd =
                        spun = {2, 1, 4, 0, 0, 1}, killed_producer = {2, 1, 4, 1, 0, 0},
                        killed_consumer = {2, 1, 4, 0, 1, 0}, killed_both = {1, 0, 3, 1, 1, 0};
 #define RING(text, how, killed, interrupted) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = 3, .stale = 2, \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = (killed) ? 1 : 2, .stale = 2, \
       .kills = killed, .signals = interrupted, .heartbeat = 1, .full = 1 }
 const scenario scenarios[] = {
     RING("ring of 1", one, 0, 0),

@@ -26,7 +26,7 @@ static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_
     SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, relaxed);
 }
 static inline uint32_t shm_order(shm_worker *w) {
-    return SHM_LOAD(&w->order, acquire); /* PAIRS WITH shm_give_order "order given" */
+    return SHM_LOAD(&w->order, relaxed); /* the bell that follows an order brings it */
 }
 
 /* Called by: the worker, the only writer of its counters. */
@@ -50,17 +50,18 @@ static inline uint32_t shm_commanded(a32 *cmd) {
 
 /* Called by: the manager. Takes effect between two commands, at the latest at the bell that follows it. */
 static inline void shm_give_order(shm_worker *w, uint32_t order) {
-    SHM_STORE(&w->order, order, release); /* PAIRS WITH shm_order "order given" */
+    SHM_STORE(&w->order, order, relaxed);
 }
 
 /* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
 static inline void shm_ring_bell(shm_worker *w) {
-    SHM_ADD(&w->bell, 1, seq_cst); /* PAIRS WITH shm_await_bell "bell then parked" */
+    SHM_ADD(&w->bell, 1, seq_cst); /* PAIRS WITH shm_bell "commands before the bell", shm_await_bell "bell then parked" */
     if (SHM_LOAD(&w->parked, seq_cst))
         SHM_FUTEX_WAKE(&w->bell, 1);
 }
+/* Called by: the worker, before it scans its commands: one that the scan misses rings later. */
 static inline uint32_t shm_bell(shm_worker *w) {
-    return SHM_LOAD(&w->bell, acquire); /* read before the commands: a command the scan misses rings later */
+    return SHM_LOAD(&w->bell, acquire); /* PAIRS WITH shm_ring_bell "commands before the bell" */
 }
 /* Called by: the worker, when a scan after reading `seen` found nothing to do.
  * Blocks: without the GIL, until the bell rang (SHM_READY), a signal or a heartbeat. */

@@ -43,13 +43,15 @@ static inline int shm_pop(shm_ring *r, const void *items, uint32_t mask, uint32_
             return 0;
     }
     SHM_COPY_OUT(item, (const char *)items + (size_t)(head & mask) * itemsize, itemsize);
-    SHM_STORE(&r->head, head + 1, seq_cst); /* commit point. PAIRS WITH shm_push "cell free" */
+    SHM_STORE(&r->head, head + 1, seq_cst); /* commit point. PAIRS WITH shm_push "cell free", shm_popped "cells free" */
     if (SHM_LOAD(&r->producer_parked, seq_cst)) /* PAIRS WITH shm_await_counter "head then parked" */
         SHM_FUTEX_WAKE(&r->head, 1);
     return 1;
 }
-static inline uint32_t shm_pushed(shm_ring *r) { return SHM_LOAD(&r->tail, acquire); }
-static inline uint32_t shm_popped(shm_ring *r) { return SHM_LOAD(&r->head, acquire); }
+static inline uint32_t shm_pushed(shm_ring *r) { return SHM_LOAD(&r->tail, relaxed); } /* shm_pop looks for itself */
+static inline uint32_t shm_popped(shm_ring *r) {
+    return SHM_LOAD(&r->head, acquire); /* PAIRS WITH shm_pop "cells free" */
+}
 
 /* Waits until *counter, written by the other side, is no longer `seen`; `parked` is this side's flag. Take `seen` from
  * shm_pushed or shm_popped before the attempt that failed, so that what it missed counts as a change.

@@ -16,24 +16,31 @@ typedef struct {
 /* What there is now, counted by the caller. */
 typedef uint32_t (*shm_scan)(void *arg);
 
-/* Crash: before the addition nothing was posted; after it a waiter that is parked sleeps until the next post, the
- * alert that the death itself brings, or the heartbeat. */
+/* Called by: a poster, after it has published what it posts. One wake-up for any number of posts: only whoever closes
+ * the gate makes the call.
+ * Crash: before the addition nothing was posted; after it, a waiter that deserved the wake-up may sleep until the alert
+ * that the death itself brings, or its heartbeat. */
 static inline void shm_post(shm_semaphore *s, uint32_t n) {
-    uint32_t posted = SHM_ADD(&s->posted, n, seq_cst) + n; /* PAIRS WITH shm_await "posted then gate" */
-    if (SHM_LOAD(&s->gate, seq_cst) && shm_reached(posted, SHM_LOAD(&s->wake_at, relaxed)) &&
-        SHM_SWAP(&s->gate, 0, seq_cst))
+    /* PAIRS WITH shm_await "results before posts", shm_free_units "units posted" */
+    uint32_t posted = SHM_ADD(&s->posted, n, seq_cst) + n;
+    if (!SHM_LOAD(&s->gate, seq_cst)) /* PAIRS WITH shm_await "posted then gate" */
+        return;
+    if (shm_reached(posted, SHM_LOAD(&s->wake_at, relaxed)) && SHM_SWAP(&s->gate, 0, relaxed))
         SHM_FUTEX_WAKE(&s->gate, 1);
 }
 
 /* Called by: anyone with news that is not a result. `gate` changes before the wake, so that a waiter between its
  * last look and its futex call does not sleep. */
 static inline void shm_alert(shm_semaphore *s) {
-    SHM_ADD(&s->alert, 1, seq_cst); /* PAIRS WITH shm_await "alert then gate" */
-    SHM_STORE(&s->gate, 0, seq_cst);
+    SHM_ADD(&s->alert, 1, seq_cst); /* PAIRS WITH shm_alerts "news before alerts" */
+    SHM_STORE(&s->gate, 0, seq_cst); /* PAIRS WITH shm_await "alert then gate" */
     SHM_FUTEX_WAKE(&s->gate, 1);
 }
 
-static inline uint32_t shm_alerts(shm_semaphore *s) { return SHM_LOAD(&s->alert, acquire); }
+/* Called by: the waiter, before it looks for the news: what it misses changes `alert` again. */
+static inline uint32_t shm_alerts(shm_semaphore *s) {
+    return SHM_LOAD(&s->alert, acquire); /* PAIRS WITH shm_alert "news before alerts" */
+}
 
 /* Waits until scan() counts `need`, or `alert` differs from `seen_alert`; the count goes to *found.
  * Blocks: without the GIL, until then, a signal, the deadline or a heartbeat; the return value says which. */
@@ -41,11 +48,11 @@ static inline int shm_await(shm_semaphore *s, uint32_t need, uint32_t seen_alert
                             shm_wait *wait, uint32_t *found) {
     for (;;) {
         /* The hint before the truth: a result that the scan misses is posted after this load. */
-        uint32_t posted = SHM_LOAD(&s->posted, acquire);
+        uint32_t posted = SHM_LOAD(&s->posted, acquire); /* PAIRS WITH shm_post "results before posts" */
         uint32_t have = *found = scan(arg);
         if (have >= need)
             return SHM_READY;
-        if (SHM_LOAD(&s->alert, acquire) != seen_alert)
+        if (SHM_LOAD(&s->alert, relaxed) != seen_alert)
             return SHM_ALERT;
         if (wait->deadline_ns == 0)
             return SHM_TIMEOUT;
@@ -71,8 +78,8 @@ static inline int shm_await(shm_semaphore *s, uint32_t need, uint32_t seen_alert
 /* The counting semaphore on top: posted - taken units are free. */
 static inline uint32_t shm_free_units(void *arg) {
     shm_semaphore *s = (shm_semaphore *)arg;
-    uint32_t free_units = SHM_LOAD(&s->posted, acquire) - SHM_LOAD(&s->taken, relaxed);
-    return free_units;
+    uint32_t posted = SHM_LOAD(&s->posted, acquire); /* PAIRS WITH shm_post "units posted" */
+    return posted - SHM_LOAD(&s->taken, relaxed);
 }
 static inline void shm_take(shm_semaphore *s, uint32_t n) {
     SHM_STORE(&s->taken, SHM_LOAD(&s->taken, relaxed) + n, relaxed); /* commit point of a wait */

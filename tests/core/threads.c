@@ -1,0 +1,292 @@
+/* The core between real threads: every protocol with real atomics and futexes, plain and under ThreadSanitizer, which
+ * sees plain payload that no release and acquire hands over (but knows no fences: cells are atomic words anyhow).
+ * A heartbeat of a minute makes a lost wake-up show as one, instead of hiding it.
+ *
+ * usage: threads [ROUNDS]; exit code 0: everything came out as it should. */
+#include "cells.h"
+#include "channel.h"
+#include "ring.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { START = 0xFFFFFFF0, WORKERS = 4, ENVS = 2, WORDS = 16, MINUTE = 60 };
+#define SECONDS INT64_C(1000000000)
+#define MILLISECONDS INT64_C(1000000)
+
+static uint32_t rounds = 20000;
+static shm_wait patient(int64_t spin_ns) { return (shm_wait){INT64_MAX, spin_ns, MINUTE * SECONDS, 0, 0, 0}; }
+static void check(int holds, const char *otherwise) {
+    if (!holds) {
+        fprintf(stderr, "threads: %s\n", otherwise);
+        exit(1);
+    }
+}
+static void start(pthread_t *thread, void *(*body)(void *), void *arg) {
+    check(pthread_create(thread, NULL, body, arg) == 0, "no thread");
+}
+
+/* ---- the pool's protocol: W workers of E envs, first-k ---- */
+
+static struct {
+    shm_semaphore results;
+    shm_worker worker[WORKERS];
+    a32 cmd[WORKERS * ENVS], rsp[WORKERS * ENVS];
+    uint32_t action[WORKERS * ENVS][WORDS], obs[WORKERS * ENVS][WORDS]; /* plain: TSan watches */
+} P;
+static uint32_t given[WORKERS * ENVS];
+
+static void *work(void *arg) {
+    int w = (int)(intptr_t)arg;
+    shm_wait wait = patient(w % 2 ? 50000 : 0);
+    uint32_t answered[ENVS];
+    for (int k = 0; k < ENVS; k++)
+        answered[k] = shm_responded(&P.rsp[w * ENVS + k]);
+    for (;;) {
+        uint32_t seen = shm_bell(&P.worker[w]);
+        int busy = 0;
+        for (int k = 0; k < ENVS; k++) {
+            int env = w * ENVS + k;
+            uint32_t n = shm_commanded(&P.cmd[env]);
+            if (n == answered[k])
+                continue;
+            for (int i = 0; i < WORDS; i++) {
+                check(P.action[env][i] == n, "command given, action stale");
+                P.obs[env][i] = n;
+            }
+            answered[k] = n;
+            shm_respond(&P.rsp[env], n);
+            shm_post(&P.results, 1);
+            busy = 1;
+        }
+        if (!busy) {
+            if (shm_order(&P.worker[w]) == SHM_QUIT)
+                return NULL;
+            check(shm_await_bell(&P.worker[w], seen, &wait) != SHM_HEARTBEAT, "lost wake-up: of a worker");
+        }
+    }
+}
+static uint32_t count_answers(void *pending) {
+    uint32_t n = 0;
+    for (int env = 0; env < WORKERS * ENVS; env++)
+        n += ((int *)pending)[env] && shm_answered(&P.rsp[env], given[env]);
+    return n;
+}
+static void run_pool(uint32_t need, int64_t spin_ns) {
+    pthread_t threads[WORKERS];
+    int pending[WORKERS * ENVS] = {0};
+    shm_wait wait = patient(spin_ns);
+    P = (typeof(P)){.results = {.posted = START, .alert = START}};
+    for (int env = 0; env < WORKERS * ENVS; env++)
+        P.cmd[env] = P.rsp[env] = given[env] = START;
+    for (intptr_t w = 0; w < WORKERS; w++)
+        start(&threads[w], work, (void *)w);
+    for (uint32_t round = 0; round <= rounds; round++) {
+        for (int env = 0; env < WORKERS * ENVS && round < rounds; env++)
+            if (!pending[env]) {
+                pending[env] = 1;
+                given[env]++;
+                for (int i = 0; i < WORDS; i++)
+                    P.action[env][i] = given[env];
+                shm_command(&P.cmd[env], given[env]);
+            }
+        for (int w = 0; w < WORKERS; w++)
+            shm_ring_bell(&P.worker[w]);
+        uint32_t found, left = 0;
+        for (int env = 0; env < WORKERS * ENVS; env++)
+            left += (uint32_t)pending[env];
+        uint32_t wanted = round < rounds ? need : left; /* the last round collects what is left */
+        int how = shm_await(&P.results, wanted, START, count_answers, pending, &wait, &found);
+        check(how != SHM_HEARTBEAT, "lost wake-up: of the manager");
+        check(how == SHM_READY && found >= wanted, "ready without enough");
+        for (int env = 0; env < WORKERS * ENVS; env++)
+            if (pending[env] && shm_answered(&P.rsp[env], given[env])) {
+                for (int i = 0; i < WORDS; i++)
+                    check(P.obs[env][i] == given[env], "answer published, payload stale");
+                pending[env] = 0;
+            }
+    }
+    for (int w = 0; w < WORKERS; w++) {
+        shm_give_order(&P.worker[w], SHM_QUIT);
+        shm_ring_bell(&P.worker[w]);
+    }
+    for (int w = 0; w < WORKERS; w++)
+        pthread_join(threads[w], NULL);
+}
+
+/* ---- the ring, of 3 in 4 cells ---- */
+
+static struct {
+    shm_ring ring;
+    uint32_t items[4][WORDS];
+} R;
+enum { CAPACITY = 3, MASK = 3 };
+
+static void *produce(void *spin_ns) {
+    shm_wait wait = patient((intptr_t)spin_ns);
+    uint32_t cached = shm_popped(&R.ring), item[WORDS];
+    for (uint32_t n = 0; n < rounds; n++) {
+        for (int i = 0; i < WORDS; i++)
+            item[i] = n;
+        for (;;) {
+            uint32_t popped = shm_popped(&R.ring);
+            if (shm_push(&R.ring, R.items, CAPACITY, MASK, sizeof item, item, &cached))
+                break;
+            int how = shm_await_counter(&R.ring.head, &R.ring.producer_parked, popped, &wait);
+            check(how != SHM_HEARTBEAT, "lost wake-up: of the producer");
+        }
+    }
+    return NULL;
+}
+static void run_ring(intptr_t spin_ns) {
+    pthread_t producer;
+    shm_wait wait = patient(spin_ns);
+    uint32_t cached = START, item[WORDS];
+    R = (typeof(R)){.ring = {.tail = START, .head = START}};
+    start(&producer, produce, (void *)spin_ns);
+    for (uint32_t n = 0; n < rounds; n++) {
+        for (;;) {
+            uint32_t pushed = shm_pushed(&R.ring);
+            if (shm_pop(&R.ring, R.items, MASK, sizeof item, item, &cached))
+                break;
+            int how = shm_await_counter(&R.ring.tail, &R.ring.consumer_parked, pushed, &wait);
+            check(how != SHM_HEARTBEAT, "lost wake-up: of the consumer");
+        }
+        for (int i = 0; i < WORDS; i++)
+            check(item[i] == n, "an item is lost, doubled, stale or torn");
+    }
+    pthread_join(producer, NULL);
+}
+
+/* ---- versioned cells: readers that wait, and one that only reads ---- */
+
+enum { CELLS = 3 };
+static struct {
+    shm_cells cells;
+    a64 values[CELLS * WORDS];
+} V;
+static const uint64_t FIRST = START; /* the futex word wraps on the way */
+
+static uint64_t read_whole(uint64_t had) {
+    uint64_t value[WORDS], version;
+    if (!shm_read_cell(&V.cells, V.values, WORDS, CELLS, value, &version))
+        return had;
+    check(version >= had, "an older version came after a newer one");
+    for (int i = 0; i < WORDS && version > FIRST; i++)
+        check(value[i] == version + (uint64_t)i, "a torn or stale value was taken for whole");
+    return version;
+}
+static void *read_cells(void *waits) {
+    shm_wait wait = patient(0);
+    for (uint64_t had = FIRST; had < FIRST + rounds; had = read_whole(had))
+        if (waits)
+            check(shm_await_version(&V.cells, had, &wait) != SHM_HEARTBEAT, "lost wake-up: of a reader");
+    return NULL;
+}
+static void run_cells(void) {
+    pthread_t readers[3];
+    V = (typeof(V)){.cells = {.version = FIRST}};
+    for (intptr_t i = 0; i < 3; i++)
+        start(&readers[i], read_cells, (void *)i);
+    for (uint64_t version = FIRST + 1; version <= FIRST + rounds; version++) {
+        uint64_t value[WORDS];
+        for (int i = 0; i < WORDS; i++)
+            value[i] = version + (uint64_t)i;
+        shm_write_cell(&V.cells, V.values, WORDS, CELLS, value);
+        if (version % 64 == 0)
+            os_yield(); /* else the readers are lapped most of the time */
+    }
+    for (int i = 0; i < 3; i++)
+        pthread_join(readers[i], NULL);
+}
+
+/* ---- the counting semaphore, and alerts between its posts ---- */
+
+static shm_semaphore S;
+static void *post(void *unused) {
+    (void)unused;
+    for (uint32_t i = 0; i < rounds; i++) {
+        shm_post(&S, 1 + i % 2);
+        if (i % 64 == 0)
+            shm_alert(&S);
+    }
+    return NULL;
+}
+static void run_semaphore(int64_t spin_ns) {
+    pthread_t posters[3];
+    shm_wait wait = patient(spin_ns);
+    uint32_t seen = START, found, total = 3 * (rounds + rounds / 2), taken = 0;
+    S = (shm_semaphore){.posted = START, .taken = START, .alert = START};
+    for (int i = 0; i < 3; i++)
+        start(&posters[i], post, NULL);
+    while (taken < total) {
+        uint32_t need = total - taken < 5 ? total - taken : 5;
+        int how = shm_await(&S, need, seen, shm_free_units, &S, &wait, &found);
+        check(how != SHM_HEARTBEAT, "lost wake-up: of the semaphore's waiter");
+        if (how == SHM_ALERT)
+            seen = shm_alerts(&S);
+        else
+            check(how == SHM_READY && found >= need, "ready without enough");
+        if (how == SHM_READY) {
+            shm_take(&S, need);
+            taken += need;
+        }
+    }
+    for (int i = 0; i < 3; i++)
+        pthread_join(posters[i], NULL);
+    check(shm_free_units(&S) == 0, "units are left over");
+}
+
+/* ---- one deadline, heartbeats, signals ---- */
+
+static a32 over;
+static void on_signal(int unused) { (void)unused; }
+static void *interrupt(void *waiter) {
+    while (!SHM_LOAD(&over, acquire)) { /* until one arrives while it sleeps */
+        pthread_kill(*(pthread_t *)waiter, SIGUSR1);
+        os_yield();
+    }
+    return NULL;
+}
+static void run_waits(void) {
+    uint32_t found;
+    S = (shm_semaphore){.posted = START, .taken = START};
+    int64_t before = os_now_ns(), span = 20 * MILLISECONDS;
+    shm_wait wait = {before + span, MILLISECONDS, 3 * MILLISECONDS, 0, 0, 0};
+    int how, heartbeats = 0;
+    while ((how = shm_await(&S, 1, 0, shm_free_units, &S, &wait, &found)) == SHM_HEARTBEAT)
+        heartbeats++;
+    check(how == SHM_TIMEOUT, "a wait did not end by its deadline");
+    check(os_now_ns() - before >= span, "a wait ended before its deadline");
+    check(os_now_ns() - before < MINUTE * SECONDS, "a wait ended long after its deadline");
+    check(wait.heartbeats == (uint64_t)heartbeats && wait.parks >= wait.heartbeats, "parks and heartbeats do not add up");
+    check(SHM_LOAD(&S.gate, relaxed) == 0, "a wait that ran out left the gate open");
+    wait.deadline_ns = 0;
+    check(shm_await(&S, 1, 0, shm_free_units, &S, &wait, &found) == SHM_TIMEOUT, "a poll did not end at once");
+    check(shm_await(&S, 1, 7, shm_free_units, &S, &wait, &found) == SHM_ALERT, "a poll did not see the alert");
+    shm_post(&S, 2);
+    check(shm_await(&S, 2, 0, shm_free_units, &S, &wait, &found) == SHM_READY && found == 2, "a poll missed a unit");
+
+    pthread_t self = pthread_self(), interrupter;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, NULL);
+    wait = patient(0);
+    start(&interrupter, interrupt, &self);
+    check(shm_await(&S, 3, 0, shm_free_units, &S, &wait, &found) == SHM_INTERRUPTED, "a signal did not end a wait");
+    SHM_STORE(&over, 1, release);
+    pthread_join(interrupter, NULL);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        rounds = (uint32_t)strtoul(argv[1], NULL, 10) & ~1u; /* even: posts of 1 and 2 in turn */
+    run_waits();
+    run_pool(WORKERS * ENVS, 0);
+    run_pool(3, 50000);
+    run_ring(0);
+    run_ring(50000);
+    run_cells();
+    run_semaphore(0);
+    run_semaphore(50000);
+    printf("threads: %u rounds of each, no lost wake-up, nothing stale, torn, lost or doubled\n", rounds);
+    return 0;
+}

@@ -113,6 +113,20 @@ def make_pool() -> Iterator[Callable[..., shmenv.Pool]]:
 
 
 @pytest.fixture
+def make_manager() -> Iterator[Callable[..., Any]]:
+    """`make_manager(env_fns, cls, **cfg)`: a manager, under fork if not said otherwise, and closed after the test."""
+    managers: list[Any] = []
+
+    def make(env_fns: Any, cls: Any = shmenv.SyncSubprocessEnvManager, **cfg: Any) -> Any:
+        managers.append(cls(env_fns, {"context": "fork", **cfg}))
+        return managers[-1]
+
+    yield make
+    for manager in managers:
+        manager.close()
+
+
+@pytest.fixture
 def gate(tmp_path: Path) -> Callable[[int], Gate]:
     """`gate(i)`: the door of env i."""
     return lambda i: Gate(tmp_path / f"gate{i}")

@@ -17,9 +17,10 @@ PACKAGE = Path(shmenv.__file__).parent
 # commands) sees the public names, and nothing above it can.
 ORDER = [
     *("errors", "codec", "_memory", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer"),
-    "info",
+    *("info", "starting"),
     *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "exchange"),
-    *("pool", "manager", "shmenv", "adapters", "cli", "__main__"),
+    *("pool", "wrappers", "timestep", "managed", "manager_config", "manager_base", "manager", "registry"),
+    *("shmenv", "adapters", "cli", "__main__"),
 ]
 CYTHON_IMPORT = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[\w., \t]+))", re.MULTILINE)
 

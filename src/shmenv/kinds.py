@@ -48,16 +48,27 @@ class GymEnv:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Reset the env. Returns observation and info."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            if seed is None and options is None:
-                return first
-        given: dict[str, Any] = {}
+        return self.reset_with(seed, None, {} if options is None else {"options": options})
+
+    def reset_with(
+        self, seed: int | None, dynamic_seed: bool | None, arguments: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the env with keyword arguments of its own. Returns observation and info.
+
+        Args:
+            seed: None leaves it to the env.
+            dynamic_seed: only for envs with a `seed` method, whose second argument it is if it is not None.
+            arguments: for the env's `reset`.
+        """
         if seed is not None:
-            given["seed"] = seed
-        if options is not None:
-            given["options"] = options
-        return self._obs_and_info(self.env.reset(**given))
+            arguments = {"seed": seed, **arguments}
+        return self._reset(arguments)
+
+    def _reset(self, arguments: dict[str, Any]) -> tuple[Any, Any]:
+        first, self._first = self._first, None
+        if first is not None and not arguments:
+            return first
+        return self._obs_and_info(self.env.reset(**arguments))
 
     def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
         if not isinstance(result, tuple) or len(result) != 2:
@@ -121,17 +132,20 @@ class PlainEnv(GymEnv):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Seed the env if asked to, then reset it; options become keyword arguments. Returns (obs, info)."""
+        return self.reset_with(seed, None, options or {})
+
+    def reset_with(
+        self, seed: int | None, dynamic_seed: bool | None, arguments: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """As in `GymEnv`, but a seed goes to the env's `seed` method."""
         if seed is not None:
             if not hasattr(self.env, "seed"):
                 raise TypeError(
                     f"a seed was given, but {type(self.env).__name__}.reset takes none and it has no seed()"
                 )
-            self.env.seed(seed)
+            self.env.seed(*((seed,) if dynamic_seed is None else (seed, dynamic_seed)))
             self._first = None
-        if self._first is not None and options is None:
-            first, self._first = self._first, None
-            return first
-        return self._obs_and_info(self.env.reset(**(options or {})))
+        return self._reset(arguments)
 
     def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
         if type(result) is tuple and len(result) == 2 and isinstance(result[1], dict):
@@ -199,6 +213,8 @@ class ParallelEnv(GymEnv):
 
 def recognise(env: Any) -> GymEnv:
     """Find out which kind of env this is."""
+    if isinstance(env, GymEnv):  # one that a manager has made of an env
+        return env
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
             raise TypeError(f"an env factory must return an object with reset and step, not {_shown(env)}")

@@ -1,0 +1,153 @@
+"""An env as a manager's worker runs it: timesteps come back as the env made them, resets carry what a manager keeps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shmenv import codec
+from shmenv.kinds import FiveTuple, GymEnv, recognise
+from shmenv.layout import Node, ObjectNode
+from shmenv.timestep import CLASS, WHOLE, BaseEnvTimestep, is_abnormal
+
+DESCRIBE, LOOK, SAVE_REPLAY = "shmenv.describe", "shmenv.look", "shmenv.save_replay"  # no attribute has a dot
+
+
+class Orders(NamedTuple):
+    """What a reset has to do. Sent with each one, since the env may be another by then, in a new worker.
+
+    Attributes:
+        arguments: for the env's `reset`.
+        seed: None leaves it to the env.
+        dynamic_seed: the second argument of the env's `seed`, if not None.
+        seeding: the number of the manager's `seed()` call: an env is seeded once a call.
+        replay: where to save replays; None: nowhere.
+    """
+
+    arguments: dict[str, Any]
+    seed: int | None
+    dynamic_seed: bool | None
+    seeding: int
+    replay: str | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a manager must know of an env."""
+
+    obs_node: Node
+    observation_space: Any
+    action_space: Any
+    reward_space: Any
+
+
+class ManagedEnv(GymEnv):
+    """Makes an env of any kind one whose rows carry whole timesteps.
+
+    `step` returns (obs, 0.0, done, False, record), and the record holds all fields of the timestep but its obs, each as
+    the env gave it. An abnormal timestep travels whole, its obs included, which need not fit the space.
+
+    Called by: the worker, in place of the env's own kind.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        """Build the env.
+
+        Args:
+            env_fn: the user's function.
+        """
+        self._kind = kind = recognise(env_fn())
+        self.env = kind.env
+        self.step = self._step
+        self.obs_space, self.action_space = kind.obs_space, kind.action_space
+        self.obs_node = kind.obs_node
+        self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was
+        self.reward_shape = ()
+        self.generation = 0
+        self._seeding = 0
+        self._replay: str | None = None
+        self._last_obs: Any = None
+        self._class_records: dict[type, bytes] = {BaseEnvTimestep: b""}
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Do what the manager orders: replay, seed, reset. The env's own info of a reset is dropped."""
+        orders: Orders = (options or {})["orders"]
+        if orders.replay != self._replay and orders.replay is not None:
+            self.save_replay(orders.replay)
+        fresh = orders.seeding != self._seeding
+        # An env without a seed() cannot be told that every reset shall start from the same seed, so it is given anew.
+        if orders.seed is not None and (fresh or (orders.dynamic_seed is False and not hasattr(self.env, "seed"))):
+            seed = orders.seed + self.generation
+        self._last_obs, _ = self._kind.reset_with(seed, orders.dynamic_seed, orders.arguments)
+        self._seeding = orders.seeding  # not before: a reset that failed is seeded again
+        return self._last_obs, {}
+
+    def _step(self, action: Any) -> FiveTuple:
+        timestep = self._timestep(self._kind.step(action))
+        if is_abnormal(timestep.info):
+            return self._last_obs, 0.0, False, False, {WHOLE: timestep}
+        obs = self._last_obs = timestep.obs
+        names = getattr(timestep, "_fields", None)
+        if names is None:
+            return obs, 0.0, bool(timestep.done), False, {WHOLE: timestep}
+        record = {CLASS: self._class_record(type(timestep))}
+        for name, value in zip(names, timestep, strict=True):
+            if name != "obs":
+                record[name] = value
+        return obs, 0.0, bool(timestep.done), False, record
+
+    def _timestep(self, result: Any) -> Any:
+        if type(result) is tuple and len(result) == 5:
+            obs, reward, terminated, truncated, info = result
+            done = bool(terminated) or bool(truncated)
+            if done and not terminated and isinstance(info, dict):
+                info = {**info, "TimeLimit.truncated": True}  # else the one flag would hide it
+            return BaseEnvTimestep(obs, reward, done, info)
+        if all(hasattr(result, name) for name in BaseEnvTimestep._fields):
+            return result
+        if type(result) is tuple and len(result) == 4:
+            return BaseEnvTimestep(*result)
+        return self._timestep(self._kind.five_tuple(result))  # which tells what is wrong
+
+    def _class_record(self, cls: type) -> bytes:
+        record = self._class_records.get(cls)
+        if record is None:
+            record = self._class_records[cls] = codec.dump(cls)
+        return record
+
+    def attribute(self, name: str) -> Any:
+        """An attribute of the env, or one of the manager's own questions."""
+        if name == DESCRIBE:
+            return self.describe
+        if name == LOOK:
+            return self.look
+        if name == SAVE_REPLAY:
+            return self.save_replay
+        return self._kind.attribute(name)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of the env."""
+        self._kind.set_attribute(name, value)
+
+    def describe(self) -> Description:
+        """The spaces, of whichever way the env tells them."""
+        reward_space = getattr(self.env, "reward_space", None)
+        if reward_space is None and callable(getattr(self.env, "info", None)):
+            reward_space = getattr(self.env.info(), "rew_space", None)
+        return Description(self.obs_node, self.obs_space, self.action_space, reward_space)
+
+    def look(self, name: str) -> tuple[bool, Any]:
+        """Whether the attribute is a method, and its value if it is none."""
+        value = self._kind.attribute(name)
+        return (True, None) if inspect.isroutine(value) else (False, value)
+
+    def save_replay(self, path: str) -> None:
+        """Have the env save replays from its next reset on."""
+        self.env.enable_save_replay(path)
+        self._replay = path
+
+    def close(self) -> None:
+        """Close the env, if it can be closed."""
+        self._kind.close()

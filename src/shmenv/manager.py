@@ -1,0 +1,324 @@
+"""The env managers: `{env_id: action}` in, `{env_id: timestep}` out, for code written against DI-engine's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from shmenv import manager_config
+from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, WorkerError
+from shmenv.managed import Orders
+from shmenv.manager_base import EnvState, ManagerBase
+from shmenv.pool import Pool
+from shmenv.timestep import Answer, is_abnormal
+
+
+class AsyncSubprocessEnvManager(ManagerBase):
+    """Runs envs in worker processes, and hands out each timestep as soon as it is there.
+
+    Made closed. `launch()` starts the workers and resets the envs; then, until `done`, `step` takes actions for some or
+    all envs of `ready_obs`. Envs whose episode ended are reset in the background. An action whose timestep `step` has
+    not returned yet is owed (STEPPING): it comes with a later `step`, `step({})` included.
+
+    What an env or a worker fails at is raised once, by the next call that waits: `EnvError`, `WorkerDiedError`,
+    `WorkerTimeoutError`. Its env is in ERROR then, until `reset({id: ...})`; timesteps of other envs stay owed.
+    With `on_error="restart"` the env is restarted instead and its timestep says `info["abnormal"]`; with "close" the
+    manager is closed before it raises.
+
+    Args:
+        env_fn: one function an env, run in the workers only. Envs in DI-engine's style (`reset(**kwargs) -> obs`,
+            `step -> timestep`), Gymnasium's, or PettingZoo's parallel ones.
+        cfg: some keys of `default_config()`, or all.
+
+    Raises:
+        UsageError: env_fn holds no functions, or cfg an unknown key or a wrong value.
+    """
+
+    config: ClassVar[dict[str, Any]] = manager_config.ASYNC
+    _waits_for_resets = False  # whether ready_obs waits until no reset is under way
+
+    # -- reset
+
+    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Reset envs, in whatever state, and wait for all of them. Episode counts go on.
+
+        A timestep that such an env still owes is dropped; those of other envs are not touched.
+
+        Args:
+            reset_param: by env id the keyword arguments of its `reset`, or None for none. They are kept for that
+                env's later resets. None: all envs, with what is kept.
+
+        Raises:
+            ClosedError: it is closed. UsageError: an id is unknown, or a value no dict. Nothing changed.
+            EnvError, WorkerDiedError, WorkerTimeoutError: an env cannot be reset, and is in ERROR; the others are.
+        """
+        pool = self._open()
+        params = self._checked_params(reset_param)
+        ids = sorted(params)
+        while asked := self._owed.intersection(ids):
+            self._receive(len(asked))
+        before = dict(self._reset_param)
+        self._reset_param.update(params)
+        try:
+            self._send_resets(pool, ids)
+        except UsageError:  # the arguments cannot be pickled
+            self._reset_param = before
+            raise
+        while asked := self._owed.intersection(ids):
+            self._receive(len(asked))
+        self._raise_failure(ids)
+
+    def _checked_params(self, reset_param: Any) -> dict[int, dict[str, Any]]:
+        if reset_param is None:
+            return dict(self._reset_param)
+        if not isinstance(reset_param, Mapping):
+            raise UsageError(f"reset_param must be a dict by env id, not a {type(reset_param).__name__}")
+        for value in reset_param.values():
+            if value is not None and not isinstance(value, Mapping):
+                raise UsageError(f"reset_param must hold a dict of arguments, or None, by env id, not {value!r}")
+        return {self._known(i): dict(value or {}) for i, value in reset_param.items()}
+
+    def _send_resets(self, pool: Pool, ids: list[int]) -> None:
+        """Start resets of envs that owe nothing; what they had to tell is dropped."""
+        if not ids:
+            return
+        orders = [
+            {"orders": Orders(self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
+                              self._env_replay_path[i])}
+            for i in ids
+        ]  # fmt: skip
+        try:
+            pool.send_reset(options=orders, env_id=ids)
+        except WorkerError as error:
+            self._fail(error)
+            return
+        self._failures = [error for error in self._failures if not set(ids).issuperset(_ids_of(error))]
+        for i in ids:
+            self._env_states[i] = EnvState.RESET
+            self._ready_obs.pop(i, None)
+            self._held.pop(i, None)
+        self._owed.update(ids)
+
+    # -- the loop
+
+    @property
+    def ready_obs(self) -> dict[int, Any]:
+        """The newest observation of each env that takes an action now, ascending. Waits until there is one.
+
+        Returns:
+            {} if all envs are done, or if timesteps are owed and nothing else can be ready before `step` returns them:
+            `step({})` does. Observations have memory of their own, unless `copy_on_get` is off.
+
+        Raises:
+            ClosedError: it is closed. UsageError: no env can become ready without a call of yours; the text says why.
+            RecvTimeoutError: `ready_timeout` is over. Nothing is lost; ask again.
+            EnvError, WorkerDiedError, WorkerTimeoutError: an env failed, and is in ERROR. Ask again for the others.
+        """
+        self._open()
+        limit = self._cfg.ready_timeout
+        deadline = None if limit is None else time.monotonic() + limit
+        polled = False
+        while True:
+            self._raise_failure()
+            ready, states = self.ready_env, self._env_states.values()
+            if EnvState.RESET in states:
+                if self._waits_for_resets or not (ready or self._held):
+                    if not self._receive(1, None if deadline is None else max(0.0, deadline - time.monotonic())):
+                        raise RecvTimeoutError(f"no env was ready within {limit} s: {self!r}. Ask again")
+                    continue
+                if not polled:  # what has come meanwhile
+                    polled = True
+                    self._receive(1, timeout=0.0)
+                    continue
+            if ready or self.done or EnvState.STEPPING in states:
+                return {i: self._ready_obs[i] for i in ready}
+            raise UsageError(f"no env can become ready: {self!r}. reset() those in ERROR and NEED_RESET")
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        """Give some ready envs an action each, and wait for timesteps.
+
+        Waits until `wait_num` of the owed timesteps are there (no more than actions were given; 1 for `{}`) and one of
+        them does not end its episode, or until none is owed; then until `step_wait_timeout` seconds have passed since
+        the start of the call, if any are still owed. With step_wait_timeout None it waits for all envs in `actions`.
+
+        Args:
+            actions: by env id, any object that can be pickled; the env gets what it was. May be empty.
+
+        Returns:
+            By ascending env id the timesteps that are there, each as the env gave it: perhaps not of all envs in
+            `actions`, perhaps of envs stepped before. Their `obs` is as the space declares it.
+
+        Raises:
+            UsageError: an env is unknown or not ready. ClosedError: it is closed. Nothing was sent.
+            EnvError, WorkerDiedError, WorkerTimeoutError: an env failed, and is in ERROR. Other timesteps stay owed.
+        """
+        start = time.monotonic()
+        pool = self._open()
+        self._check_ready(actions)
+        self._raise_failure()
+        ids = sorted(actions)
+        if ids:
+            self._send(pool, ids, [actions[i] for i in ids])
+        self._collect(ids, start)
+        return self._deliver(pool, self._order(actions))
+
+    def _order(self, actions: Mapping[int, Any]) -> list[int]:
+        return sorted(self._held)
+
+    def _check_ready(self, actions: Any) -> None:
+        if not isinstance(actions, Mapping):
+            raise UsageError(f"actions must be a dict by env id, not a {type(actions).__name__}")
+        for i in actions:
+            state = self._env_states[self._known(i)]
+            if state != EnvState.RUN:
+                hint = {
+                    EnvState.STEPPING: "its last timestep is still owed",
+                    EnvState.RESET: "wait for it by ready_obs",
+                    EnvState.DONE: "it has played its episodes",
+                }.get(state, f"reset({{{i}: None}}) it first")
+                raise UsageError(f"env {i} cannot be stepped in state {state.name}: {hint}. Nothing was sent")
+
+    def _send(self, pool: Pool, ids: list[int], actions: list[Any]) -> None:
+        try:
+            pool.send(actions, env_id=ids)
+        except WorkerError as error:
+            self._fail(error)
+            self._raise_failure()
+        for i in ids:
+            self._env_states[i] = EnvState.STEPPING
+        self._owed.update(ids)
+
+    def _collect(self, asked: list[int], start: float) -> None:
+        """Receive until enough timesteps are held."""
+        linger = self._cfg.step_wait_timeout
+        while owed := [i for i in self._owed if self._env_states[i] == EnvState.STEPPING]:
+            timeout = None
+            if linger is None:
+                need = len(self._owed.intersection(asked)) if asked else len(owed)
+                if not need:
+                    return
+            else:
+                need = int(min(self._cfg.wait_num, max(1, len(asked)))) - len(self._held)
+                if need <= 0 and not all(map(self._ends, self._held.values())):
+                    timeout = start + linger - time.monotonic()
+                    if timeout <= 0:
+                        return
+                need = min(max(need, 1), len(owed))
+            self._receive(need, timeout)
+            self._raise_failure()
+
+    def _ends(self, answer: Answer) -> bool:
+        over = bool(answer.timestep.done) and not self._cfg.reset_inplace
+        return over or answer.lost or is_abnormal(answer.timestep.info)
+
+    def _deliver(self, pool: Pool, ids: list[int]) -> dict[int, Any]:
+        """Take over what the held timesteps say of their envs, start the resets that follow, and return them."""
+        cfg, timesteps, over = self._cfg, {}, []
+        for i in ids:
+            answer = self._held.pop(i)
+            timestep = timesteps[i] = answer.timestep
+            self._ready_obs.pop(i, None)
+            if answer.lost:
+                over.append(i)
+            elif is_abnormal(timestep.info):
+                self._env_states[i] = EnvState.ERROR
+            elif timestep.done:
+                self._env_episode_count[i] += 1
+                if self._env_episode_count[i] >= cfg.episode_num:
+                    self._env_states[i] = EnvState.DONE
+                else:
+                    over.append(i)
+            else:
+                self._ready_obs[i] = answer.obs
+                self._env_states[i] = EnvState.RUN
+        if not cfg.auto_reset:
+            self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
+            return timesteps
+        self._send_resets(pool, over)
+        if cfg.reset_inplace:
+            while asked := self._owed.intersection(over):
+                self._receive(len(asked))
+            for i in self._ready_obs.keys() & over:
+                timesteps[i] = _in_place(timesteps[i], self._ready_obs[i])
+        return timesteps
+
+    # -- what arrives
+
+    def _receive(self, need: int, timeout: float | None = None) -> bool:
+        """Take at least `need` answers, whatever to, or one error. False: time ran out first."""
+        pool = self._open()
+        try:
+            batch = pool.recv(min_envs=need, timeout=timeout)
+        except RecvTimeoutError:
+            return False
+        except (EnvError, WorkerError) as error:
+            self._fail(error)
+            return True
+        for i, answer in self._reader.read(batch):
+            self._owed.discard(i)
+            if answer.error is not None:
+                self._fail(self._unreadable(i, answer.error))
+            elif answer.timestep is not None:
+                self._held[i] = answer
+            else:
+                self._ready_obs[i] = answer.obs  # before the state says that it is there
+                self._env_states[i] = EnvState.RUN
+        return True
+
+    def _unreadable(self, env_id: int, error: ValueError) -> EnvError:
+        failure = EnvError(
+            f"the timestep of env {env_id} cannot be read here: {error}. reset({{{env_id}: None}}) it",
+            env_id=env_id, worker_id=-1, command="step", type_name="ValueError",
+        )  # fmt: skip
+        failure.__cause__ = error
+        return failure
+
+    def _fail(self, error: ShmenvError) -> None:
+        for i in _ids_of(error):
+            self._owed.discard(i)
+            self._held.pop(i, None)
+            self._ready_obs.pop(i, None)
+            self._env_states[i] = EnvState.ERROR
+        self._failures.append(error)
+
+    def _raise_failure(self, ids: Sequence[int] | None = None) -> None:
+        """Raise the first error that has come and was not told yet. ids: only of these envs."""
+        for error in self._failures:
+            if ids is None or not set(ids).isdisjoint(_ids_of(error)):
+                self._failures.remove(error)
+                if self._cfg.on_error == "close":
+                    self.close()
+                raise error
+
+
+class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
+    """Steps envs in lock-step: every `step` waits for all of its envs, and `ready_obs` for all resets.
+
+    So which envs are ready when depends on the envs alone, never on how fast they are. Otherwise it is as
+    `AsyncSubprocessEnvManager`; `wait_num` and `step_wait_timeout` have no say. `step` returns the timesteps in the
+    order of `actions`; after an error the next one also returns those that are owed since, behind them.
+    """
+
+    config: ClassVar[dict[str, Any]] = manager_config.SYNC
+    _waits_for_resets = True
+
+    def _order(self, actions: Mapping[int, Any]) -> list[int]:
+        return [*(i for i in actions if i in self._held), *sorted(self._held.keys() - actions.keys())]
+
+    def _collect(self, asked: list[int], start: float) -> None:
+        while owed := [i for i in self._owed if self._env_states[i] == EnvState.STEPPING]:
+            self._receive(len(owed))
+            self._raise_failure()
+
+
+def _ids_of(error: ShmenvError) -> tuple[int, ...]:
+    return error.env_ids if isinstance(error, WorkerError) else (error.env_id,) if isinstance(error, EnvError) else ()
+
+
+def _in_place(timestep: Any, obs: Any) -> Any:
+    """The timestep with the next episode's first observation; its own goes into the info."""
+    info = timestep.info
+    if isinstance(info, Mapping):
+        info = {**info, "final_observation": timestep.obs}
+    return timestep._replace(obs=obs, info=info)

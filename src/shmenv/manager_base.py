@@ -1,0 +1,387 @@
+"""What the env managers are besides their loop: life, config, seeds, and everything of an env that goes by name."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+from multiprocessing.connection import wait as wait_for
+from typing import Any, ClassVar, NoReturn, Self
+
+import numpy as np
+
+from shmenv import manager_config
+from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError
+from shmenv.layout import ObjectNode
+from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
+from shmenv.manager_config import Config
+from shmenv.pool import Pool
+from shmenv.timestep import Answer, AnswerReader
+
+
+class EnvState(IntEnum):
+    """What an env of a manager is doing."""
+
+    VOID = 0  # there is no worker
+    INIT = 1  # built, never reset
+    RUN = 2  # ready for an action
+    RESET = 3  # a reset is under way
+    DONE = 4  # has played its episodes
+    ERROR = 5  # failed, or said that it is abnormal; needs reset({id: ...})
+    NEED_RESET = 6  # its episode is over and auto_reset is off; needs reset({id: ...})
+    STEPPING = 7  # has an action whose timestep step() has not returned yet
+
+
+class ForwardingError(UsageError, AttributeError):
+    """There is no such attribute to be had through a manager; so `hasattr` says no."""
+
+
+class ManagerBase:
+    """Everything of the managers but `reset`, `ready_obs` and `step`."""
+
+    config: ClassVar[dict[str, Any]] = manager_config.ASYNC
+
+    def __init__(self, env_fn: Iterable[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
+        self._closed = True
+        self._pool: Pool | None = None
+        self._env_fn = list(env_fn) if isinstance(env_fn, Iterable) and not isinstance(env_fn, type) else []
+        if not self._env_fn or not all(map(callable, self._env_fn)):
+            raise UsageError("env_fn must be one or more functions that return an env")
+        self._cfg = manager_config.checked(self.config, cfg)
+        self._env_num = n = len(self._env_fn)
+        self._env_states = dict.fromkeys(range(n), EnvState.VOID)
+        self._env_episode_count = dict.fromkeys(range(n), 0)
+        self._ready_obs: dict[int, Any] = {}
+        self._owed: set[int] = set()  # envs with a command whose answer has not come
+        self._held: dict[int, Answer] = {}  # answers that have come for step() to return
+        self._failures: list[ShmenvError] = []  # errors that have come for the next call to raise
+        self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
+        self._env_seed: dict[int, int | None] = dict.fromkeys(range(n))
+        self._env_seeding = dict.fromkeys(range(n), 0)
+        self._env_dynamic_seed: bool | None = None
+        self._env_replay_path: dict[int, str | None] = dict.fromkeys(range(n))
+        self._description: Description | None = None
+        self._samples_from: Any = None  # the action space of random_action
+
+    @classmethod
+    def default_config(cls) -> Config:
+        """All keys with their defaults, readable as attributes too; `manager_config.py` explains them."""
+        config = copy.deepcopy(Config({**manager_config.ASYNC, **cls.config}))
+        config.cfg_type = f"{cls.__name__}Dict"
+        return config
+
+    # -- what it is
+
+    @property
+    def env_num(self) -> int:
+        """How many envs there are."""
+        return self._env_num
+
+    @property
+    def closed(self) -> bool:
+        """Whether it waits for `launch`, at first or after `close`."""
+        return self._closed
+
+    @property
+    def done(self) -> bool:
+        """Whether all envs have played their episodes."""
+        return all(state == EnvState.DONE for state in self._env_states.values())
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether this env has played its episodes."""
+        return self._env_states[self._known(env_id)] == EnvState.DONE
+
+    @property
+    def ready_env(self) -> list[int]:
+        """The envs that take an action now, ascending. Does not wait."""
+        return [i for i, state in self._env_states.items() if state == EnvState.RUN]
+
+    ready_obs_id = ready_env
+
+    @property
+    def active_env(self) -> list[int]:
+        """The envs in an episode, ascending: ready, or with a timestep that `step` has not returned yet."""
+        return [i for i, state in self._env_states.items() if state in (EnvState.RUN, EnvState.STEPPING)]
+
+    @property
+    def observation_space(self) -> Any:
+        """Env 0's space of one observation. Like all that is asked before `launch`, it starts the workers."""
+        return self._describe().observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """Env 0's space of one action."""
+        return self._describe().action_space
+
+    @property
+    def reward_space(self) -> Any:
+        """Env 0's space of one reward; None if it tells none."""
+        return self._describe().reward_space
+
+    def env_info(self) -> Any:
+        """What env 0's `info()` returns."""
+        return self.env_ref.info()
+
+    @property
+    def env_ref(self) -> EnvProxy:
+        """Env 0, which lives in its worker."""
+        return EnvProxy(self)
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The env's methods that can be called through the manager. A subclass may name more."""
+        return [
+            "reset", "step", "seed", "close", "enable_save_replay", "render", "reward_shaping", "enable_save_figure",
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{i}: {state.name}" for i, state in self._env_states.items())
+        return f"{type(self).__name__}({states})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} holds processes: it can be neither pickled nor copied")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- start and end
+
+    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Start the workers, and reset all envs.
+
+        Args:
+            reset_param: as for `reset`, but for each env.
+
+        Raises:
+            UsageError: it is launched already, or reset_param does not name each env.
+            EnvError, WorkerDiedError, WorkerTimeoutError, ResourceError: it did not succeed, and is closed again.
+        """
+        if not self._closed:
+            raise UsageError("launch: it is launched already; close() first")
+        if reset_param is not None and sorted(self._checked_params(reset_param)) != list(range(self._env_num)):
+            raise UsageError(f"launch: reset_param must name each of the {self._env_num} envs")
+        try:
+            self._started()
+            self._closed = False
+            self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.INIT))
+            self._env_episode_count.update(dict.fromkeys(range(self._env_num), 0))
+            self.reset(reset_param)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers. Idempotent, also from another thread; never raises for an env. `launch` works again."""
+        pool, self._pool, self._closed = self._pool, None, True
+        if pool is not None:
+            pool.close()
+        self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
+        for kept in (self._owed, self._held, self._failures, self._ready_obs):
+            kept.clear()  # type: ignore[attr-defined]
+
+    def _started(self) -> Pool:
+        if self._pool is None:
+            cfg = self._cfg
+            limits = [limit for limit in (cfg.reset_timeout, cfg.connect_timeout) if limit is not None]
+            self._pool = Pool(
+                [partial(ManagedEnv, env_fn) for env_fn in self._env_fn],
+                num_workers=self._env_num if cfg.num_workers is None else cfg.num_workers,
+                context=cfg.context,
+                autoreset="disabled",
+                on_error="restart" if cfg.on_error == "restart" else "raise",
+                step_timeout=cfg.step_timeout,
+                reset_timeout=min(limits, default=None),
+                max_retry=max(1, cfg.max_retry),
+                retry_type=cfg.retry_type,
+                retry_waiting_time=cfg.retry_waiting_time,
+                retry_step=cfg.retry_step,
+                on_restart=cfg.on_restart,
+                affinity=cfg.affinity,
+                shared_memory=cfg.shared_memory,
+                strict_dtype=cfg.strict_dtype,
+                worker_init=cfg.worker_init,
+                start_timeout=cfg.start_timeout,
+                close_timeout=cfg.close_timeout,
+            )
+            self._describe()
+            node = self._describe().obs_node if cfg.shared_memory else ObjectNode()
+            self._reader = AnswerReader(node, copies=cfg.copy_on_get)
+        return self._pool
+
+    def _describe(self) -> Description:
+        if self._description is None:
+            self._description = self._started().call(DESCRIBE, env_id=0)[0]
+        return self._description
+
+    # -- seeds and replays
+
+    def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
+        """Seed envs at their next reset; later resets go on from there, as far as it is up to the manager.
+
+        Seeds are kept: after `close` and `launch` they are given again, and an env in its n-th new process gets its
+        seed plus n. An env without a `seed` method gets it with `reset`. `random_action` starts anew, too.
+
+        Args:
+            seed: an int gives env i the seed `seed + i`; a sequence or an array gives one each; a dict by env id some.
+            dynamic_seed: the second argument of the env's `seed`, if it is not None. By custom, False has each episode
+                start from the same seed; that is so for envs without a `seed` method as well.
+
+        Raises:
+            UsageError: it is no seed. Nothing changed. An env that cannot be seeded fails at its reset.
+        """
+        if dynamic_seed is not None and not isinstance(dynamic_seed, bool):
+            raise UsageError(f"dynamic_seed must be True, False or None, not {dynamic_seed!r}")
+        if _is_int(seed):
+            seeds = {i: seed + i for i in range(self._env_num)}
+        elif isinstance(seed, Mapping):
+            seeds = {self._known(i): each for i, each in seed.items()}
+        elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == self._env_num:
+            seeds = dict(enumerate(seed))
+        else:
+            raise UsageError(f"seed must be an int, a sequence of {self._env_num}, or a dict by env id, not {seed!r}")
+        if not all(_is_int(each) and each >= 0 for each in seeds.values()):
+            raise UsageError(f"seeds must be ints, 0 or more, not {seed!r}")
+        for i, each in seeds.items():
+            self._env_seed[i] = int(each)
+            self._env_seeding[i] += 1
+        self._env_dynamic_seed = dynamic_seed
+        self._samples_from = None
+
+    def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
+        """Have each env save replays from its next reset on, also after a restart.
+
+        Args:
+            replay_path: one for all, or one each. Launched, the envs are told at once; otherwise before their first
+                reset.
+
+        Raises:
+            UsageError: not one path for each env. EnvError: an env refused.
+        """
+        paths = [replay_path] * self._env_num if isinstance(replay_path, str) else list(replay_path)
+        if len(paths) != self._env_num:
+            raise UsageError(f"enable_save_replay: {self._env_num} envs, but {len(paths)} paths")
+        self._env_replay_path.update(enumerate(paths))
+        if not self._closed:
+            for i, path in enumerate(paths):
+                self._ask(SAVE_REPLAY, path, env_id=i)
+
+    # -- what else envs have
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """What `render()` returns of each ready env, by ascending id. Does not wait for envs to be ready."""
+        ready = self.ready_env
+        images = self._open().render(env_id=ready) if ready else ()
+        return dict(zip(ready, images, strict=True))
+
+    def random_action(self) -> dict[int, Any]:
+        """An action from env 0's space for each ready env. Repeatable after `seed`."""
+        if self._samples_from is None:
+            self._samples_from = copy.deepcopy(self.action_space)
+            if self._samples_from is None:
+                raise UsageError("random_action: env 0 declares no action space")
+            self._samples_from.seed(self._env_seed[0])
+        return {i: self._samples_from.sample() for i in self.ready_env}
+
+    def reward_shaping(self, env_id: int, transitions: list[dict[str, Any]]) -> Any:
+        """What the env's own `reward_shaping` makes of transitions."""
+        return self._ask("reward_shaping", transitions, env_id=self._known(env_id))[0]
+
+    def enable_save_figure(self, env_id: int, figure_path: str) -> None:
+        """Have an env save figures, by its own method."""
+        self._ask("enable_save_figure", figure_path, env_id=self._known(env_id))
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the envs: a list of its values in the order of env ids. Waits for steps under way.
+
+        Raises:
+            ForwardingError (an AttributeError): the manager is closed, the envs have no such attribute, or it is a
+                method that `method_name_list` does not name.
+        """
+        if name.startswith("__") or "_pool" not in self.__dict__:  # asked by copy, pickle and the like
+            raise AttributeError(name)
+        if self._closed:
+            raise ForwardingError(f"{name!r} is no attribute of the manager, and a closed one cannot ask its envs")
+        if name in self.method_name_list:
+            return partial(self._call_all, name)
+        try:
+            is_method, _ = self._ask(LOOK, name, env_id=0)[0]
+            if not is_method:
+                return [value for _, value in self._ask(LOOK, name)]
+        except EnvError as error:
+            if isinstance(error.__cause__, AttributeError):
+                raise ForwardingError(f"neither the manager nor env {error.env_id} has {name!r}") from error.__cause__
+            raise
+        raise ForwardingError(f"{name!r} is a method of the envs that method_name_list does not name")
+
+    def _call_all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return list(self._ask(name, *args, **kwargs))
+
+    def _ask(self, name: str, *args: Any, env_id: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        return self._open().call(name, *args, env_id=env_id, **kwargs)
+
+    @staticmethod
+    def wait(conns: Sequence[Any], wait_num: int, timeout: float | None = None) -> tuple[list[Any], list[int]]:
+        """Wait for some of several connections, or whatever else `multiprocessing.connection.wait` takes.
+
+        Args:
+            conns: what to wait for.
+            wait_num: how many at least, 1 to all.
+            timeout: seconds from now that it lingers for more; None waits for all. It never returns with fewer.
+
+        Returns:
+            Those that can be read, and their positions in `conns`, ascending.
+        """
+        if not _is_int(wait_num) or not 1 <= wait_num <= len(conns):
+            raise UsageError(f"wait_num must be an int from 1 to {len(conns)}, not {wait_num!r}")
+        start, rest, ready = time.monotonic(), dict(enumerate(conns)), set[int]()
+        while rest:
+            lingers = timeout is not None and len(ready) >= wait_num
+            found = wait_for(rest.values(), max(0.0, start + (timeout or 0.0) - time.monotonic()) if lingers else None)
+            if not found:
+                break
+            for position in [position for position, conn in rest.items() if conn in found]:
+                ready.add(position)
+                del rest[position]
+        return [conns[position] for position in sorted(ready)], sorted(ready)
+
+    # -- inside
+
+    def _open(self) -> Pool:
+        pool = self._pool
+        if self._closed or pool is None:
+            raise ClosedError("the manager is closed; launch() it")
+        return pool
+
+    def _known(self, env_id: Any) -> int:
+        if not _is_int(env_id) or not 0 <= env_id < self._env_num:
+            raise UsageError(f"env_id {env_id!r}: this manager has envs 0 to {self._env_num - 1}")
+        return int(env_id)
+
+
+class EnvProxy:
+    """Env 0 from afar: attributes are read, methods called, in its worker, which is started if there is none."""
+
+    def __init__(self, manager: ManagerBase) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pool = self._manager._started()
+        try:
+            is_method, value = pool.call(LOOK, name, env_id=0)[0]
+        except EnvError as error:
+            if isinstance(error.__cause__, AttributeError):
+                raise AttributeError(f"env 0 has no {name!r}") from error.__cause__
+            raise
+        return (lambda *args, **kwargs: pool.call(name, *args, env_id=0, **kwargs)[0]) if is_method else value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

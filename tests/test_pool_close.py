@@ -182,6 +182,19 @@ def test_descriptors_come_back_and_are_few(make_pool: MakePool) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_closed_pool_that_is_kept_holds_no_shared_memory(make_pool: MakePool) -> None:
+    def mappings() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:shmenv" in line for line in maps)
+
+    before = mappings()
+    pool = make_pool([ScriptedEnv] * 2)
+    pool.reset()
+    assert mappings() > before
+    pool.close()
+    assert mappings() == before
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("state", ["idle", "pending", "stuck"])
 def test_a_program_may_end_without_closing(start_script: Callable[..., Script], method: str, state: str) -> None:

@@ -303,3 +303,49 @@ def test_an_env_may_have_a_pool_of_its_own(make_pool: MakePool, context: str, en
             os.kill(worker["pid"], signal.SIGKILL)
     pool.close()
     eventually(lambda: all(map(is_gone, inner)))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_default_start_method_stays_the_users_choice(start_script: Callable[..., Script], method: str) -> None:
+    """Covers a library after whose use `multiprocessing.set_start_method` fails."""
+    script = start_script(
+        f"""
+        import multiprocessing, shmenv
+        from envs import ScriptedEnv
+
+        if __name__ == "__main__":
+            with shmenv.Pool([ScriptedEnv], context="{method}"):
+                print(multiprocessing.get_start_method(allow_none=True))
+            multiprocessing.set_start_method("spawn")
+            with shmenv.Pool([ScriptedEnv], context="{method}"):
+                print(multiprocessing.get_start_method(allow_none=True))
+        """
+    )
+    code, out, errors = script.finish(30)
+    assert (code, out.split(), errors) == (0, ["None", "spawn"], "")
+
+
+def test_too_few_descriptors_are_a_resource_error_that_leaves_no_process(start_script: Callable[..., Script]) -> None:
+    script = start_script(
+        """
+        import resource, psutil, shmenv
+        from envs import ScriptedEnv
+
+        if __name__ == "__main__":
+            shmenv.Pool([ScriptedEnv], context="fork").close()
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            refused = 0
+            for limit in range(3, 20):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+                try:
+                    shmenv.Pool([ScriptedEnv] * 3, num_workers=3, context="fork")
+                except shmenv.ResourceError:
+                    refused += 1
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                left = [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+                assert not left, (limit, left)
+            with shmenv.Pool([ScriptedEnv] * 3, num_workers=3, context="fork") as pool:
+                print(refused, pool.reset().obs.tolist())
+        """
+    )
+    assert script.finish(60)[1:] == ("17 [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]\n", "")

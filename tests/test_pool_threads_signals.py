@@ -208,6 +208,33 @@ def test_ctrl_c_at_the_terminal_is_one_keyboard_interrupt(
     assert errors.count("Traceback") == 1, errors
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ctrl_c_while_workers_import_is_one_keyboard_interrupt(
+    start_script: Callable[..., Script], gate: Callable[[int], Gate], method: str
+) -> None:
+    """Covers workers that print tracebacks from amid the imports of the main program."""
+    script = start_script(
+        f"""
+        import sys
+        import shmenv
+        from envs import Gate, ScriptedEnv
+
+        if __name__ == "__main__":
+            shmenv.Pool([ScriptedEnv], context="{method}", close_timeout=0.2)
+        else:
+            Gate(sys.argv[1]).wait()  # stands for long imports
+        """,
+        gate(0).path,
+    )
+    held = eventually(gate(0).try_hold, 30)
+    os.killpg(script.process.pid, signal.SIGINT)
+    code, _, errors = script.finish(30)
+    os.close(held)
+    assert code == -signal.SIGINT
+    assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"
+    assert errors.count("Traceback") == 1, errors
+
+
 def test_a_pool_outlives_the_thread_that_made_it() -> None:
     """Covers workers tied to the thread that started them, not to its process."""
     call = Call(lambda: shmenv.Pool([ScriptedEnv] * 2, context="forkserver", num_workers=2))

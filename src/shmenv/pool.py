@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from shmenv import _port, codec, cpu, supervisor
+from shmenv import _port, codec, cpu, starting
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
@@ -86,7 +86,7 @@ class Pool:
         debug: bool = False,
     ) -> None:
         self._closed = True  # until it is open
-        supervisor.refuse_in_starting_process()
+        starting.refuse_in_starting_process()
         env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
         n = len(env_fns)
         if not n or not all(callable(env_fn) for env_fn in env_fns):
@@ -104,7 +104,7 @@ class Pool:
         _check_seconds("close_timeout", close_timeout)
         cores = cpu.pin_plan(affinity, num_workers)
         mp_context = _context(context)
-        supervisor.warn_of_threads(mp_context.get_start_method())
+        starting.warn_of_threads(mp_context.get_start_method())
 
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
         self._turn = threading.Lock()

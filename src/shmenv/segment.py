@@ -161,7 +161,10 @@ class ProcessHandle(Descriptor):
     """This very process as a handle that others can watch: unlike its id, it never comes to mean another process."""
 
     def __init__(self) -> None:
-        super().__init__(_memory.pidfd_open(os.getpid()))
+        try:
+            super().__init__(_memory.pidfd_open(os.getpid()))
+        except OSError as error:
+            raise ResourceError(error.errno, f"this process cannot be watched: {error.strerror}") from error
 
 
 class _Memory(Descriptor):

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.util  # first: what it registers to run at exit must run after what is registered here
 import os
 import signal
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from shmenv import _memory, codec, worker
 from shmenv._port import Port
@@ -25,10 +23,10 @@ from shmenv.cpu import limited_threads
 from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerTimeoutError
 from shmenv.plan import Plan
 from shmenv.segment import Segment, StackLog
+from shmenv.starting import GUARD_HINT, NO_MAIN_GUARD, QuietName, default_method_kept, interrupts_held, preload
 
 logger = logging.getLogger("shmenv")
 
-NO_MAIN_GUARD = 78  # exit code (EX_CONFIG) of a process that makes a pool while it is being started itself
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 STACK_GRACE = 0.2  # seconds for a hanging worker to print its stack
 EXIT_GRACE = 1.0  # seconds for the exit code of a dead worker to arrive (a fork server passes it on)
@@ -93,17 +91,22 @@ class Supervisor:
             WorkerDiedError: a worker ended instead.
             ResourceError, UsageError: no process could be started.
         """
-        with limited_threads():  # a fork server started here hands them down, too
-            _preload(self._context)
+        method = self._context.get_start_method()
+        with limited_threads(), default_method_kept():  # a fork server started here hands the limits down, too
+            preload(self._context)
             for worker_id in range(len(self._ranges)):
-                self.handles.append(self._start_one(worker_id, 0))
+                with interrupts_held(method):
+                    self.handles.append(self._start_one(worker_id, 0))
         return self._reports()
 
     def _start_one(self, worker_id: int, generation: int) -> Handle:
-        ours, theirs = multiprocessing.Pipe()
+        try:
+            ours, theirs = multiprocessing.Pipe()
+        except OSError as error:
+            raise ResourceError(error.errno, f"worker {worker_id} cannot be started: {error.strerror}") from error
         setup = self._setup(worker_id, generation, theirs)
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=worker.main, args=(setup,), name=f"shmenv-worker-{worker_id}", daemon=False
+            target=worker.main, args=(setup,), name=QuietName(f"shmenv-worker-{worker_id}"), daemon=False
         )
         try:
             process.start()
@@ -221,8 +224,8 @@ class Supervisor:
 
     def is_alive(self, handle: Handle) -> bool:
         """Whether a worker runs, as far as the watcher knows. Called by: any thread."""
-        seen_dead = self._watcher is not None and self._watcher.is_dead(handle.worker_id)
-        return not (handle.died or self._stopped or seen_dead)
+        watcher = self._watcher  # stop() takes it away, perhaps in another thread and just now
+        return not (handle.died or self._stopped or (watcher is not None and watcher.is_dead(handle.worker_id)))
 
     def _note_exit(self, handle: Handle) -> None:
         handle.died = True
@@ -296,6 +299,8 @@ class Supervisor:
                 os.close(handle.pidfd)
                 with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
                     handle.process.close()
+            self._port = self._watcher = None
+            del self._setup  # these three hold the segment, and who closed a pool may keep it for long
             for interrupt in filter(None, interrupts):
                 raise interrupt
 
@@ -316,27 +321,6 @@ class Supervisor:
         return None
 
 
-GUARD_HINT = (
-    "A worker imports the main script, and that script makes a pool on import: put the part that runs under "
-    "`if __name__ == '__main__':`"
-)
-
-
-def refuse_in_starting_process() -> None:
-    """End a process that makes a pool while multiprocessing is still starting it; its parent explains."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(NO_MAIN_GUARD)
-
-
-def warn_of_threads(method: str) -> None:
-    """Forking a process with threads copies locks that nobody will ever release."""
-    count = threading.active_count()
-    if method == "fork" and count > 1:
-        logger.warning(
-            "context='fork' with %d live threads may deadlock the workers; use 'forkserver' or 'spawn'", count
-        )
-
-
 def exit_text(exitcode: int | None) -> str:
     """How a process ended, in words."""
     if exitcode is None:
@@ -346,14 +330,6 @@ def exit_text(exitcode: int | None) -> str:
     name = signal.Signals(-exitcode).name if -exitcode in set(signal.Signals) else f"signal {-exitcode}"
     hint = " (by somebody, or by the kernel for want of memory)" if exitcode == -signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
-
-
-def _preload(context: multiprocessing.context.BaseContext) -> None:
-    """Let a fork server that is not running yet import the worker once, instead of every worker anew."""
-    server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
-    untouched = getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None
-    if context.get_start_method() == "forkserver" and untouched:
-        context.set_forkserver_preload(["shmenv.worker"])
 
 
 def _remember(supervisor: Supervisor) -> None:

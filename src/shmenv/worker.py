@@ -89,6 +89,7 @@ class Failed:
 def main(setup: Setup) -> None:
     """Called by: the worker process, which ends with it. Crash: the manager sees the process end, at any point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the manager decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor held it back during the start
     with contextlib.suppress(OSError):  # already the leader of its session
         os.setpgid(0, 0)
     _memory.end_with(setup.manager.fileno())

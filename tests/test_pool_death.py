@@ -56,7 +56,7 @@ def test_a_worker_that_dies_in_a_step_is_named(
 
 
 def test_the_envs_of_other_workers_go_on(make_pool: MakePool) -> None:
-    pool = make_pool([ScriptedEnv] * 4, num_workers=2)
+    pool = make_pool([ScriptedEnv] * 4, num_workers=2, max_restarts=0)
     pool.reset()
     with pytest.raises(shmenv.WorkerDiedError) as caught:
         pool.step(actions(4, {0: "kill"}))
@@ -71,8 +71,8 @@ def test_the_envs_of_other_workers_go_on(make_pool: MakePool) -> None:
     assert alive == [False, True]
 
 
-def test_commands_to_lost_envs_send_nothing(make_pool: MakePool) -> None:
-    pool = make_pool([ScriptedEnv] * 4, num_workers=2)
+def test_commands_to_envs_lost_for_good_send_nothing(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 4, num_workers=2, max_restarts=0)
     pool.reset()
     kill(pool, 0)
     with pytest.raises(shmenv.WorkerDiedError):

@@ -28,10 +28,10 @@ cdef extern from "ndarray.h":
 
 cdef extern from "row.h" nogil:
     const uint32_t SHM_OP_STEP
-    const uint32_t SHM_HAS_PAYLOAD
+    const uint32_t SHM_HAS_PAYLOAD, SHM_KEEP_ROW
     uint32_t SHM_OP_CODE(uint32_t)
     uint32_t SHM_OP_PLANE(uint32_t)
-    const uint32_t SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET
+    const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET
 
 cdef extern from "channel.h" nogil:
     ctypedef struct a32:
@@ -56,7 +56,8 @@ cdef extern from "channel.h" nogil:
     uint32_t shm_order(shm_worker *)
     int shm_await_bell(shm_worker *, uint32_t, shm_wait *)
     uint32_t shm_commanded(a32 *)
-    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t)
+    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
+    void shm_doing_nothing(shm_worker *, uint32_t)
     void shm_count_step(shm_worker *)
     void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)
     void shm_respond(a32 *, uint32_t)
@@ -118,14 +119,15 @@ cdef class Loop:
     cdef int obs_nd
     cdef Py_ssize_t obs_bytes
     cdef shm_wait wait
+    cdef bint timed, retries
 
     def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t autoreset, uint32_t note_bytes,
-                  int64_t spin_ns, int64_t heartbeat_ns):
+                  int64_t spin_ns, int64_t heartbeat_ns, bint timed, bint retries):
         cdef size_t base = segment.address
         cdef uint32_t first = at["first"], count = at["count"]
         self.worker, self.segment = worker, segment
         self.first, self.count, self.num_envs, self.autoreset = first, count, num_envs, autoreset
-        self.note_bytes = note_bytes
+        self.note_bytes, self.timed, self.retries = note_bytes, timed, retries
         self.me = <shm_worker *>(base + <size_t>at["worker"])
         self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
         self.cmd, self.op = <a32 *>(base + <size_t>at["cmd"]), <uint32_t *>(base + <size_t>at["op"])
@@ -137,9 +139,8 @@ cdef class Loop:
         self.reward = <double *>(base + <size_t>at["reward"]) if worker.reward_shape == () else NULL
         self.terminated = <uint8_t *>(base + <size_t>at["terminated"])
         self.truncated = <uint8_t *>(base + <size_t>at["truncated"])
-        self.actions, self.spill_note, self.binders = worker.actions.read, worker.spill_note, worker.binders
+        self.actions, self.spill_note = worker.actions.read, worker.spill_note
         self.observations, self.final_observations = worker.observations.write, worker.final_observations
-        self.steps, self.normalize = [env.step for env in worker.envs], [env.five_tuple for env in worker.envs]
         # Fast ways for the two commonest actions, Discrete and Box; everything else goes through the reader.
         self.discrete, self.action_rows = NULL, None
         if worker.single_action is not None:
@@ -176,6 +177,9 @@ cdef class Loop:
         cdef int64_t since = os_now_ns(), idle, now
         cdef int how
         cdef bint busy
+        self.binders = self.worker.binders
+        self.steps = [env.step for env in self.worker.envs]
+        self.normalize = [env.five_tuple for env in self.worker.envs]
         while True:
             seen, busy = shm_bell(self.me), False
             for k in range(self.count):
@@ -186,12 +190,13 @@ cdef class Loop:
                     continue
                 word, busy = self.op[k], True
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
-                    shm_doing(self.me, n, self.first + k, SHM_STEP)
+                    shm_doing(self.me, n, self.first + k, SHM_STEP, os_now_ns() if self.timed else 0)
                     self.step(k, n, word)
                     shm_count_step(self.me)
                 else:
                     self.worker.command(
-                        self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0
+                        self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0,
+                        (word & SHM_KEEP_ROW) != 0
                     )
                 self.answered[k] = n
                 shm_respond(&self.rsp[k], n)  # commit point
@@ -200,6 +205,7 @@ cdef class Loop:
                 continue
             if shm_order(self.me) == SHM_QUIT:
                 return
+            shm_doing_nothing(self.me, seen)
             idle = os_now_ns()
             with nogil:
                 how = shm_await_bell(self.me, seen, &self.wait)
@@ -211,7 +217,7 @@ cdef class Loop:
 
     def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
         """Publish what this worker is about to call."""
-        shm_doing(self.me, number, env_id, phase)
+        shm_doing(self.me, number, env_id, phase, os_now_ns() if self.timed else 0)
 
     def set_over(self, uint32_t env_id, bint over):
         """Remember that an env's episode is over, so that its next step resets it (autoreset next_step)."""
@@ -235,7 +241,10 @@ cdef class Loop:
                 action = self.actions(env_id, b"")
             if self.binders is not None and self.binders[k] is not None:
                 self.binders[k](plane)
-            result = PyObject_CallOneArg(self.steps[k], action)
+            if self.retries:
+                result = self.worker.step_with_retries(k, action)
+            else:
+                result = PyObject_CallOneArg(self.steps[k], action)
             if type(result) is not tuple or len(<tuple>result) != 5:
                 result = self.normalize[k](result)
             obs, reward, is_terminated, is_truncated, info = <tuple>result
@@ -263,7 +272,7 @@ cdef class Loop:
                     flags = SHM_ROW_NEEDS_RESET
             self.write(row, env_id, plane, obs, info, flags)
         except BaseException as error:
-            self.worker.failed(env_id, plane, error, command)
+            self.worker.failed(env_id, plane, error, command, command == "reset")
 
     cdef bint put(self, char *rows, size_t row, object obs) noexcept:
         """Copy an observation that is exactly the declared array into its row; False if it is anything else."""
@@ -288,9 +297,11 @@ cdef class Loop:
         if self.flags[row] != flags:
             self.flags[row] = flags
 
-    def write_row(self, uint32_t env_id, uint32_t plane, obs, info, uint32_t flags):
-        """Write one row's observation and info; what `worker.Worker` calls for a reset."""
-        self.write(<size_t>plane * self.num_envs + env_id, env_id, plane, obs, info, flags)
+    def write_row(self, uint32_t env_id, uint32_t plane, obs, info, bint keep):
+        """Write the observation and info of a reset; `keep` the flags of the row's final note."""
+        cdef size_t row = <size_t>plane * self.num_envs + env_id
+        cdef uint32_t kept = self.flags[row] & (SHM_ROW_FINAL_NOTE | SHM_ROW_FINAL_SPILLED) if keep else 0
+        self.write(row, env_id, plane, obs, info, kept)
 
     cdef uint32_t write_final(self, size_t row, uint32_t env_id, uint32_t plane, obs, info) except? 0xffffffff:
         cdef bytes objects = b""
@@ -318,7 +329,8 @@ cdef class Loop:
             return SHM_ROW_FINAL_NOTE | (SHM_ROW_FINAL_SPILLED if spilled else 0)
         return SHM_ROW_NOTE | (SHM_ROW_SPILLED if spilled else 0)
 
-    def write_error(self, uint32_t env_id, uint32_t plane, bytes record, uint32_t flags):
-        """Write an error record as the row's note."""
+    def write_error(self, uint32_t env_id, uint32_t plane, bytes record, bint keep):
+        """Write an error record as the row's note; `keep` the flags of the row's final note."""
         cdef size_t row = <size_t>plane * self.num_envs + env_id
-        self.flags[row] = flags | self.note(self.heads, self.notes, row, env_id, plane, False, record, b"")
+        cdef uint32_t kept = self.flags[row] & (SHM_ROW_FINAL_NOTE | SHM_ROW_FINAL_SPILLED) if keep else 0
+        self.flags[row] = SHM_ROW_ERROR | kept | self.note(self.heads, self.notes, row, env_id, plane, False, record, b"")

@@ -4,7 +4,8 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memset
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 import os
 
@@ -21,10 +22,21 @@ cdef extern from "watch.h":
     int os_pidfd(int pid)
     ctypedef struct shm_semaphore:
         pass
+    ctypedef struct shm_worker:
+        pass
+    ctypedef struct shm_clock:
+        shm_worker *worker
+        int64_t limits[6]
+        int64_t shortest
+        int pid
+        uint64_t doing
+        int64_t stacks_from
     ctypedef struct shm_watcher:
         int slots
-    int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int slots)
-    void shm_watch(shm_watcher *w, int index, int pidfd) noexcept nogil
+        shm_clock *clocks
+    int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int slots, int stacks, int stack_signal)
+    void shm_watch(shm_watcher *w, int index, int pidfd, const shm_clock *clock) noexcept nogil
+    int shm_is_late(shm_watcher *w, int index) noexcept nogil
     int shm_is_dead(shm_watcher *w, int index) noexcept nogil
     void shm_stop_watcher(shm_watcher *w) noexcept nogil
     void shm_free_watcher(shm_watcher *w) noexcept nogil
@@ -143,16 +155,18 @@ cdef class Watcher:
         semaphore_address: where the semaphore stands that is to be alerted.
         keep: the object whose life keeps that address valid.
         slots: how many processes at most.
+        stacks: descriptor of the log to which a process prints its stacks when it gets `stack_signal`; a process that
+            takes too long is made to do so before it is killed.
     """
 
     cdef shm_watcher *watcher
     cdef object keep
 
-    def __cinit__(self, uintptr_t semaphore_address, object keep, int slots):
+    def __cinit__(self, uintptr_t semaphore_address, object keep, int slots, int stacks=-1, int stack_signal=0):
         if slots < 1:
             raise UsageError(f"slots must be at least 1, not {slots}")
         self.keep = keep
-        checked(shm_start_watcher(&self.watcher, <shm_semaphore *>semaphore_address, slots))
+        checked(shm_start_watcher(&self.watcher, <shm_semaphore *>semaphore_address, slots, stacks, stack_signal))
 
     def __dealloc__(self):
         if self.watcher != NULL:
@@ -164,19 +178,42 @@ cdef class Watcher:
             raise UsageError(f"slot {index} is not in 0..{self.watcher.slots - 1}")
         return index
 
-    def watch(self, int index, int pidfd) -> None:
-        """Watch the process behind `pidfd` in slot `index`; the slot is not dead until it ends."""
+    def watch(self, int index, int pidfd, int pid=0, uintptr_t worker_address=0, limits=()) -> None:
+        """Watch the process behind `pidfd` in slot `index`; the slot is not dead until it ends.
+
+        Args:
+            index: the slot.
+            pidfd: the process.
+            pid: its id, where it is timed.
+            worker_address: where its `shm_worker` stands.
+            limits: seconds by phase that it may take (None or 0: for ever), in the order of core/channel.h.
+        """
+        cdef shm_clock clock
+        cdef int phase
         if pidfd < 0:
             raise UsageError(f"{pidfd} is no descriptor")
         self.slot(index)
+        memset(&clock, 0, sizeof(clock))
+        for phase, seconds in enumerate(limits):
+            clock.limits[phase] = <int64_t>(min(seconds or 0, 1e9) * 1e9)
+            if clock.limits[phase] and (not clock.shortest or clock.limits[phase] < clock.shortest):
+                clock.shortest = clock.limits[phase]
+        if clock.shortest:
+            clock.worker, clock.pid = <shm_worker *>worker_address, pid
         with nogil:
-            shm_watch(self.watcher, index, pidfd)
+            shm_watch(self.watcher, index, pidfd, &clock)
+
+    def late(self, int index) -> tuple[int, int] | None:
+        """What a dead process was killed for taking too long with, and where its stacks begin in the log; None: for nothing."""
+        if not shm_is_late(self.watcher, self.slot(index)):
+            return None
+        return self.watcher.clocks[index].doing, self.watcher.clocks[index].stacks_from
 
     def unwatch(self, int index) -> None:
         """Stop watching slot `index`. On return the descriptor is no longer used and may be closed."""
         self.slot(index)
         with nogil:
-            shm_watch(self.watcher, index, -1)
+            shm_watch(self.watcher, index, -1, NULL)
 
     def is_dead(self, int index) -> bool:
         """Whether the process last watched in slot `index` was seen to end."""

@@ -8,7 +8,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from "row.h" nogil:
-    const uint32_t SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD
+    const uint32_t SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW
+    uint32_t SHM_OP_CODE(uint32_t)
     const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED
     const uint32_t SHM_ROW_NEEDS_RESET
 
@@ -39,7 +40,7 @@ cdef extern from "channel.h" nogil:
     void shm_command(a32 *, uint32_t)
     int shm_answered(a32 *, uint32_t)
     int shm_has_ended(a32 *, uint32_t)
-    void shm_ring_bell(shm_worker *)
+    void shm_ring_bell(shm_worker *, int64_t)
     void shm_give_order(shm_worker *, uint32_t)
     void shm_reset_channel(a32 *, a32 *)
     void shm_reset_worker(shm_worker *)
@@ -66,6 +67,7 @@ cdef struct Env:
     uint32_t owed       # number of the command whose answer the caller has not got yet
     uint32_t state      # IDLE or OWED
     uint32_t plane      # where the answer of the last step or reset goes
+    uint32_t previous   # the plane of the step or reset before
     int64_t given_ns    # CLOCK_MONOTONIC at that command
 
 cdef struct Scan:
@@ -175,6 +177,7 @@ cdef class Port:
             i = k if ids is None else ids[k]
             env = &self.envs[i]
             if code != SHM_OP_CALL:
+                env.previous = env.plane
                 env.plane = (env.plane + 1) % self.planes if plane < 0 else <uint32_t>plane
                 self.written[env.plane * self.num_envs + i] = self.serial
             word = code | env.plane << 8
@@ -193,7 +196,40 @@ cdef class Port:
         for k in range(self.num_workers):
             if self.rung[k]:
                 self.rung[k] = 0
-                shm_ring_bell(self.workers[k])
+                shm_ring_bell(self.workers[k], now)
+
+    def renew(self, uint32_t env_id, bint keep, bint has_payload):
+        """Give one env a reset in place of the command whose answer the caller is owed, onto the same row.
+
+        Args:
+            keep: reward, flags and final row are there already, and stay.
+            has_payload: whether a payload lies in the inbound area.
+        """
+        cdef Env *env = &self.envs[env_id]
+        env.op[0] = SHM_OP_RESET | env.plane << 8 | (SHM_KEEP_ROW if keep else 0) | (SHM_HAS_PAYLOAD if has_payload else 0)
+        env.given += 1
+        env.owed = env.given
+        shm_command(env.cmd, env.given)
+        shm_ring_bell(self.workers[env.worker], os_now_ns())
+
+    def owe(self, uint32_t env_id):
+        """Owe the caller an answer that no worker gives: its row, on the env's next plane, is the manager's to write.
+
+        Returns the plane. The env has answered its last command.
+        """
+        cdef Env *env = &self.envs[env_id]
+        self.serial += 1
+        env.previous, env.plane = env.plane, (env.plane + 1) % self.planes
+        self.written[env.plane * self.num_envs + env_id] = self.serial
+        env.owed, env.given_ns = env.given, os_now_ns()
+        if env.state != OWED:
+            env.state = OWED
+            self.pending += 1
+        return env.plane
+
+    def defer(self, uint32_t env_id):
+        """Let an owed answer wait for a command that is still to come, by `renew`."""
+        self.envs[env_id].owed = self.envs[env_id].given + 1
 
     # -- waiting
 
@@ -263,6 +299,10 @@ cdef class Port:
         """Whether an env's last command bears this number and is not answered."""
         return self.envs[env_id].given == number and not shm_answered(self.envs[env_id].rsp, number)
 
+    def is_unanswered(self, uint32_t env_id):
+        """Whether an env's last command is not answered."""
+        return not shm_answered(self.envs[env_id].rsp, self.envs[env_id].given)
+
     def is_owed(self, uint32_t env_id):
         """Whether the caller still has to get an answer of this env."""
         return self.envs[env_id].state == OWED
@@ -293,6 +333,14 @@ cdef class Port:
     def flags_of(self, uint32_t env_id):
         """The flag bits of one env's row."""
         return self.flags[self.envs[env_id].plane * self.num_envs + env_id]
+
+    def code_of(self, uint32_t env_id):
+        """What an env's last command was: RESET, STEP or CALL."""
+        return SHM_OP_CODE(self.envs[env_id].op[0])
+
+    def previous_plane(self, uint32_t env_id):
+        """The plane of one env's last step or reset but one."""
+        return self.envs[env_id].previous
 
     def plane_of(self, uint32_t env_id):
         """The plane of one env's last step or reset."""
@@ -372,8 +420,12 @@ cdef class Port:
         """Tell every worker to end after the command at hand."""
         cdef uint32_t w
         for w in range(self.num_workers):
-            shm_give_order(self.workers[w], SHM_QUIT)
-            shm_ring_bell(self.workers[w])
+            self.order_one_to_quit(w)
+
+    def order_one_to_quit(self, uint32_t worker):
+        """Tell one worker to end after the command at hand."""
+        shm_give_order(self.workers[worker], SHM_QUIT)
+        shm_ring_bell(self.workers[worker], os_now_ns())
 
     def reset_worker(self, uint32_t worker):
         """Make a worker's channels ready for a successor: answered up to the last command, not parked, generation + 1.

@@ -11,26 +11,25 @@ from shmenv import _port, codec
 from shmenv._port import Port
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
-from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError
+from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, ShmenvError, UsageError
 from shmenv.info import Infos
-from shmenv.layout import ArrayNode, assemble, leaves
 from shmenv.plan import NOTE_BYTES, Mail, Plan
+from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
+from shmenv.rows import Rows
 from shmenv.segment import Segment, Spill
 from shmenv.supervisor import Handle, Supervisor
 from shmenv.worker import PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
-READY, NEEDS_RESET, LOST = 0, 1, 2  # an env's state; whether its answer is owed as well, the port knows
 POISON = 0xA5  # what debug mode fills recycled rows with
-
-Rows = tuple[Any, Array, Array, Array, Any]  # obs, reward, terminated, truncated, final_obs
 
 
 class Exchange:
     """Commands to the envs of a pool and their answers, each delivered or reported exactly once.
 
     States of an env: READY to be stepped; NEEDS_RESET at first, after an error and after an episode without autoreset;
-    LOST with its worker. In READY its answer may be owed (pending): then it takes no command but calls.
+    UNPLAYED when it was lost while idle: its next step cannot be played; LOST for good with its worker. In READY
+    its answer may be owed (pending): then it takes no command but calls.
 
     Called by: the thread that uses the pool.
     """
@@ -38,10 +37,19 @@ class Exchange:
     first_command = 0  # number of the commands' start; tests put it near 2**32
 
     def __init__(
-        self, plan: Plan, segment: Segment, spill: Spill, workers: Supervisor, *, copy: bool, debug: bool, spin_ns: int
+        self,
+        plan: Plan,
+        segment: Segment,
+        spill: Spill,
+        workers: Supervisor,
+        policy: Policy,
+        *,
+        copy: bool,
+        debug: bool,
+        spin_ns: int,
     ) -> None:
         buffer, n = segment.buffer, plan.num_envs
-        self.plan, self.spill, self.workers = plan, spill, workers
+        self.plan, self.buffer, self.workers = plan, buffer, workers
         self.port = Port(
             buffer,
             plan.places(),
@@ -57,41 +65,40 @@ class Exchange:
         self.inbound, self.calls = Mail(plan, "inbound", buffer, spill), Mail(plan, "call", buffer, spill)
         self.actions = ActionWriter(plan.action_node, plan.rows("action", buffer), n)
         self.all_ids = np.arange(n, dtype=np.uint32)
-        self._copy, self._debug = copy, debug
-        self._obs = plan.rows("obs", buffer)
-        self._final = plan.rows("final_obs", buffer) if plan.has_final_rows else self._obs
-        self._reward = plan.array("reward", buffer)
-        self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
-        self._has_objects = len(self._obs) < len(leaves(plan.obs_node))
+        self._copy, self._debug, self._recycles = copy, debug, policy.recycle_after is not None
+        self._rows = Rows(plan, buffer, self.port, spill)
         self._state = np.full(n, NEEDS_RESET, np.uint8)
         self._blocked = n  # envs that are not READY
         self._plane = 0  # of all envs; -1 when they are on several
         self._viewed = np.full(n, -1, np.int16)  # the plane of the env's last row, if that was handed out as a view
         self._unsettled = False  # a command was interrupted before its answers were in
-        self._deaths: dict[int, int] = {}  # workers whose end is noticed but not told: how many answers were lost
+        self._troubles: list[tuple[ShmenvError, int]] = []  # not told yet, each with how many answers it has cost
+        self.final_errors: dict[int, ShmenvError] = {}  # the last end of each worker
+        self.recovery = Recovery(self, policy)
         self._none = Infos.empty(n)
         env_id = self.all_ids.astype(np.int32)
         env_id.flags.writeable = False
         self._env_id = env_id
         # What a whole batch without infos consists of, made once a plane.
-        self._whole = None if self._has_objects else [self._view(p, 0, n, (), ()) for p in range(plan.planes)]
+        planes = () if self._rows.has_objects else range(plan.planes)
+        self._whole = [self._rows.view(plane, 0, n, (), ()) for plane in planes]
 
     @property
     def pending(self) -> int:
         """How many answers are owed, lost ones that the caller has not been told of included."""
-        return self.port.pending + sum(self._deaths.values())
+        return self.port.pending + sum(cost for _, cost in self._troubles)
 
     # -- before a command
 
     def check_all_ready(self) -> None:
         """Refuse unless every env can be stepped now. The one check of the hot path."""
-        if self.port.pending or self._blocked or self._unsettled or self.port.alerted():
+        if self.port.pending or self._blocked or self._unsettled or not self.recovery.quiet or self.port.alerted():
             self.check_ready(self.all_ids)
 
     def check_ready(self, ids: Array) -> None:
         """Refuse, before anything is sent, unless all these envs can be stepped now."""
-        self._look_for_deaths()
         self.check_not_lost(ids)
+        self.check_told(ids)
         for i in ids.tolist():
             if self.port.is_owed(i):
                 raise UsageError(f"env {i} cannot be stepped: its last answer is pending; recv() it first")
@@ -100,33 +107,43 @@ class Exchange:
         self.settle(ids)
 
     def check_not_lost(self, ids: Array) -> None:
-        """Refuse commands to envs whose worker has ended, and tell of its end."""
+        """Refuse commands to envs that are lost for good."""
         self._look_for_deaths()
         lost = ids[self._state[ids] == LOST]
         if len(lost):
-            handle = next(handle for handle in self.workers.handles if int(lost[0]) in handle.ids)
-            self._deaths.pop(handle.worker_id, None)
-            raise self.workers.died_error(handle, self._doing(handle))
+            error = self.final_errors[self.handle_of(int(lost[0])).worker_id]
+            self._troubles = [trouble for trouble in self._troubles if trouble[0] is not error]
+            raise error.with_traceback(None)
 
-    def tell_death(self) -> None:
-        """Tell of a worker that ended while answers of its envs were owed, once."""
-        if self._deaths:
-            handle = self.workers.handles[min(self._deaths)]
-            del self._deaths[handle.worker_id]
-            raise self.workers.died_error(handle, self._doing(handle))
+    def check_told(self, ids: Array) -> None:
+        """Tell of envs that were lost while idle, once, before anything is sent to them."""
+        for i in ids.tolist() if self.recovery.untold else ():
+            error = self.recovery.untold.get(i)
+            if error is not None:
+                self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
+                raise error
+
+    def tell_troubles(self) -> None:
+        """Tell of answers that will never come, one error a call."""
+        if self._troubles:
+            raise self._troubles.pop(0)[0]
+
+    def report(self, error: ShmenvError, ids: Array) -> None:
+        """Owe the caller an error in place of these envs' answers."""
+        self.port.settle(ids)
+        self._troubles.append((error, len(ids)))
 
     def _look_for_deaths(self, heartbeat: bool = False) -> None:
-        if not heartbeat and not self.port.alerted():
-            return
-        self.port.acknowledge()
-        for handle in self.workers.newly_dead(look=heartbeat):
-            for i in handle.ids:
-                self._set_state(i, LOST)
-            # Answers that were published are delivered all the same; the others will never come.
-            lost = np.array([i for i in handle.ids if self.port.is_owed(i) and not self.port.is_answered(i)], np.uint32)
-            if len(lost):
-                self._deaths[handle.worker_id] = len(lost)
-                self.port.settle(lost)
+        if heartbeat or self.port.alerted():
+            self.port.acknowledge()
+            for handle in self.workers.newly_dead(look=heartbeat):
+                self.recovery.worker_ended(handle, self._doing(handle))
+        if not self.recovery.quiet:
+            self.recovery.tend()
+
+    def handle_of(self, env_id: int) -> Handle:
+        """The worker of an env."""
+        return next(handle for handle in self.workers.handles if env_id in handle.ids)
 
     def _doing(self, handle: Handle) -> str:
         doing = self.port.account(handle.worker_id)[0]
@@ -135,7 +152,12 @@ class Exchange:
             return f"in {PHASE_NAMES[phase]} of env {env_id}"
         return "while idle"
 
-    def _set_state(self, env_id: int, state: int) -> None:
+    def state_of(self, env_id: int) -> int:
+        """READY, NEEDS_RESET, LOST or UNPLAYED."""
+        return int(self._state[env_id])
+
+    def set_state(self, env_id: int, state: int) -> None:
+        """Change an env's state."""
         self._blocked += int(state != READY) - int(self._state[env_id] != READY)
         self._state[env_id] = state
 
@@ -150,6 +172,8 @@ class Exchange:
         """Wait for everything that is pending, and drop it."""
         self.settle(self.all_ids)
         self.port.settle(None)
+        self._troubles.clear()
+        self.recovery.forget(self.all_ids)
 
     def next_plane(self) -> int:
         """The plane for a command to all envs: one whose rows nobody has been shown as the newest.
@@ -170,6 +194,8 @@ class Exchange:
 
     def command(self, ids: Array | None, code: int, payloads: Sequence[bytes] | None, plane: int = -1) -> None:
         """Send a step or a reset whose answers the caller gets. ids None: all envs."""
+        if not self.recovery.quiet:
+            ids, payloads, plane = self._around_troubles(ids, code, payloads, plane)
         if ids is None and plane >= 0:
             self._plane = plane
         elif self._plane >= 0:
@@ -179,12 +205,28 @@ class Exchange:
             self.put_payloads(self.all_ids if ids is None else ids, payloads)
         if self._debug:
             self._poison(self.all_ids if ids is None else ids, plane)
-        self.port.command(ids, code, plane, True, payloads)
+        if ids is None or len(ids):
+            self.port.command(ids, code, plane, True, payloads)
+
+    def _around_troubles(
+        self, ids: Array | None, code: int, payloads: Sequence[bytes] | None, plane: int
+    ) -> tuple[Array | None, Sequence[bytes] | None, int]:
+        chosen = self.all_ids if ids is None else ids
+        if code == _port.RESET:
+            return ids, self.recovery.begin_resets(chosen, payloads), plane
+        if not self.recovery.odd:
+            return ids, payloads, plane
+        left = self.recovery.answer_instead(chosen)
+        if payloads is not None:
+            payloads = [
+                payload for i, payload in zip(chosen.tolist(), payloads, strict=True) if i in set(left.tolist())
+            ]
+        return left, payloads, -1
 
     def _poison(self, ids: Array, plane: int) -> None:
         for i in ids.tolist():
             target = (self.port.plane_of(i) + 1) % self.plan.planes if plane < 0 else plane
-            for rows in (*self._obs, *(self._final if self._final is not self._obs else ()), self._reward):
+            for rows in {id(rows): rows for rows in (*self._rows.obs, *self._rows.final, self._rows.reward)}.values():
                 rows[target, i : i + 1].reshape(-1).view(np.uint8)[...] = POISON
 
     # -- waiting
@@ -199,21 +241,30 @@ class Exchange:
         self.port.command(ids, _port.CALL, -1, False, None)
         self._await(ids, len(ids))
         self._unsettled = False
+        for i in ids.tolist() if self.recovery.lost_calls else ():
+            if i in self.recovery.lost_calls:
+                error = self.recovery.lost_calls[i]
+                self.recovery.lost_calls.clear()
+                self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
+                raise error
 
     def _await(
         self, ids: Array | None, need: int, deadline_ns: int = _port.FOREVER, timeout: float | None = None
     ) -> None:
         while True:
-            how = self.port.await_answers(ids, need, deadline_ns)
+            due = _port.FOREVER if self.recovery.quiet else self.recovery.due_ns()
+            how = self.port.await_answers(ids, need, min(deadline_ns, due))
             if how == _port.READY:
+                if ids is not None:
+                    self.tell_troubles()
                 return
             if self.closing:
                 raise ClosedError("the pool was closed while this call waited")
-            if how == _port.TIMEOUT:
+            if how == _port.TIMEOUT and (deadline_ns == 0 or due > deadline_ns):
                 raise RecvTimeoutError(self._timeout_text(timeout))
             self._look_for_deaths(heartbeat=how == _port.HEARTBEAT)
             if ids is None:
-                self.tell_death()
+                self.tell_troubles()
             else:
                 self.check_not_lost(ids)
 
@@ -230,17 +281,36 @@ class Exchange:
     def collect_all(self) -> Batch:
         """Wait for all envs' answers to the last command to all, and hand them out."""
         n, port, plane = len(self.all_ids), self.port, self._plane
-        self._await(None, n)
-        if self._whole is None or plane < 0 or self._blocked or self._copy or port.row_flags(None):
+        self._await_whole(None, n)
+        if not self._whole or plane < 0 or self._blocked or self._special or port.row_flags(None):
             return self.collect(self.all_ids)
         port.settle(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
         return Batch(self._env_id, obs, reward, terminated, truncated, self._none, final_obs, self._none, port, plane)
 
+    @property
+    def _special(self) -> bool:
+        """Whether a whole batch takes more than handing out one plane."""
+        return self._copy or self._recycles or not self.recovery.quiet
+
+    def _await_whole(self, ids: Array | None, need: int) -> None:
+        """Wait for answers until none of them is an error that the policy repairs."""
+        self._await(ids, need)
+        while self.port.row_flags(ids) & _port.ROW_ERROR and self.recovery.repair(self.all_ids if ids is None else ids):
+            self._await(ids, need)
+
     def collect_some(self, ids: Array) -> Batch:
         """Wait for these envs' answers, and hand them out as a copy."""
-        self._await(ids, len(ids))
+        self._await_whole(ids, len(ids))
         return self.collect(ids, copy=True)
+
+    def collect_ready(self, need: int, most: int, deadline_ns: int, timeout: float | None, out: Batch | None) -> Batch:
+        """Wait until `need` of the owed answers are in, and hand out at most `most`."""
+        while True:
+            self._await(None, need, deadline_ns, timeout)
+            ids = np.array(self.port.ready(most), np.uint32)
+            if not (self.port.row_flags(ids) & _port.ROW_ERROR and self.recovery.repair(ids)):
+                return self.collect(ids, out)
 
     def collect(self, ids: Array, out: Batch | None = None, copy: bool = False) -> Batch:
         """Hand out the rows of these envs, whose answers are in.
@@ -251,24 +321,32 @@ class Exchange:
         flags = port.row_flags(ids)
         if flags & _port.ROW_ERROR:
             self._raise_row_error(ids)
-        infos, objects = self._notes(ids, False, flags & _port.ROW_NOTE)
-        final_infos, final_objects = self._notes(ids, True, flags & _port.ROW_FINAL_NOTE)
+        infos, objects = self._rows.notes(ids, False, flags & _port.ROW_NOTE)
+        final_infos, final_objects = self._rows.notes(ids, True, flags & _port.ROW_FINAL_NOTE)
+        if self._rows.has_objects:
+            self._patch_objects(ids, objects, final_objects)
         plane = -1 if copy or self._copy or out is not None else port.common_plane(ids)
         if plane >= 0:
             start = int(ids[0])
-            rows = self._view(plane, start, start + m, objects, final_objects)
+            rows = self._rows.view(plane, start, start + m, objects, final_objects)
         else:
-            rows = self._gather(ids, objects, final_objects, out)
+            rows = self._rows.gather(ids, objects, final_objects, out)
         obs, reward, terminated, truncated, final_obs = rows
         if not self.plan.has_final_rows:
             ended = terminated | truncated
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
+        if not self.recovery.quiet:
+            infos, final_infos = self.recovery.deliver(ids, infos, final_infos)
         port.settle(ids)
         if self._plane < 0:
             self._viewed[ids] = plane
         for i in ids.tolist() if flags & _port.ROW_NEEDS_RESET or self._blocked else ():
             if self._state[i] != LOST:
-                self._set_state(i, NEEDS_RESET if port.flags_of(i) & _port.ROW_NEEDS_RESET else READY)
+                self.set_state(i, NEEDS_RESET if port.flags_of(i) & _port.ROW_NEEDS_RESET else READY)
+        if not self.recovery.quiet:
+            self.recovery.after_delivery(ids)
+        if self._recycles:
+            self.recovery.count_episodes(ids, terminated | truncated)
         env_id = self._env_id[ids] if plane < 0 else self._env_id[ids[0] : ids[0] + m]
         batch = Batch(
             env_id, obs, reward, terminated, truncated, Infos(infos) if infos else Infos.empty(m), final_obs,
@@ -276,96 +354,32 @@ class Exchange:
         )  # fmt: skip
         return batch if out is None else out.take(batch)
 
+    def _patch_objects(self, ids: Array, objects: list[Any], final_objects: list[Any]) -> None:
+        """Give loss rows the object leaves of the last observation delivered, and remember those of this one."""
+        last, target = self.recovery.last_objects, final_objects if self.plan.has_final_rows else objects
+        for k, i in enumerate(ids.tolist()):
+            if i in self.recovery.losses:
+                target[k] = last.get(i)
+            last[i] = objects[k]
+
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""
-        if not isinstance(out, Batch) or out.is_view:
-            raise UsageError("out must be a batch that owns its memory: one that recv() gathered, or batch.copy()")
-        if len(out) != rows:
-            raise UsageError(f"out has {len(out)} rows, but {rows} come")
-        for target, source in zip(self._arrays_of(out.obs), self._obs, strict=True):
-            if target is None or target.shape[1:] != source.shape[2:] or target.dtype != source.dtype:
-                raise UsageError("out has observations of another shape or dtype than this pool's")
-        if out.reward.shape[1:] != self._reward.shape[2:]:
-            raise UsageError("out has rewards of another shape than this pool's")
+        self._rows.check_out(out, rows)
 
-    def _arrays_of(self, obs: Any) -> list[Any]:
-        found: list[Any] = []
-        for path, leaf in leaves(self.plan.obs_node):
-            if isinstance(leaf, ArrayNode):
-                try:
-                    value = obs
-                    for key in path:
-                        value = value[key]
-                    found.append(value)
-                except (LookupError, TypeError):
-                    found.append(None)
-        return found
-
-    def _notes(self, ids: Array, final: bool, present: int) -> tuple[list[bytes], list[list[Any] | None]]:
-        if not present:
-            return [], [None] * len(ids) if self._has_objects else []
-        infos, objects = self.port.notes_of(ids, final, self._read_spilled)
-        return infos, [codec.load(each) if each else None for each in objects] if self._has_objects else []
-
-    def _read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:
-        return self.spill.read(self.plan.note_region(env_id, plane, final), length)
-
-    def _view(self, plane: int, start: int, stop: int, objects: Sequence[Any], final_objects: Sequence[Any]) -> Rows:
-        obs = self._nest([rows[plane, start:stop] for rows in self._obs], objects)
-        final_obs = obs
-        if self.plan.has_final_rows:
-            final_obs = self._nest([rows[plane, start:stop] for rows in self._final], final_objects)
-        span = slice(start, stop)
-        return obs, self._reward[plane, span], self._terminated[plane, span], self._truncated[plane, span], final_obs
-
-    def _gather(self, ids: Array, objects: Sequence[Any], final_objects: Sequence[Any], out: Batch | None) -> Rows:
-        terminated = self._gathered("terminated", self._terminated, ids, None if out is None else out.terminated)
-        truncated = self._gathered("truncated", self._truncated, ids, None if out is None else out.truncated)
-        reward = self._gathered("reward", self._reward, ids, None if out is None else out.reward)
-        obs = self._gathered_obs("obs", self._obs, ids, objects, None if out is None else out.obs)
-        final_obs = obs
-        # Rows where no episode ended mean nothing, so they are not copied for nothing.
-        if self.plan.has_final_rows and (terminated | truncated).any():
-            target = None if out is None or out.final_obs is out.obs else out.final_obs
-            final_obs = self._gathered_obs("final_obs", self._final, ids, final_objects, target)
-        return obs, reward, terminated, truncated, final_obs
-
-    def _gathered_obs(self, name: str, fields: list[Array], ids: Array, objects: Sequence[Any], out: Any) -> Any:
-        targets = [None] * len(fields) if out is None else self._arrays_of(out)
-        arrays = [
-            self._gathered(f"{name}/{k}", field, ids, target)
-            for k, (field, target) in enumerate(zip(fields, targets, strict=True))
-        ]
-        return self._nest(arrays, objects)
-
-    def _gathered(self, name: str, field: Array, ids: Array, target: Array | None) -> Array:
-        row = field.shape[2:]
-        if target is None:
-            target = np.empty((len(ids), *row), field.dtype)
-        if target.nbytes:
-            self.port.gather(ids, self.plan.layout.offset(name), target.nbytes // len(ids), target.ctypes.data)
-        return target
-
-    def _nest(self, arrays: list[Array], objects: Sequence[Any]) -> Any:
-        if not self._has_objects:
-            return assemble(self.plan.obs_node, arrays)
-        array, column = iter(arrays), 0
-        values: list[Any] = []
-        for _, leaf in leaves(self.plan.obs_node):
-            if isinstance(leaf, ArrayNode):
-                values.append(next(array))
-            else:
-                values.append(tuple(None if row is None else row[column] for row in objects))
-                column += 1
-        return assemble(self.plan.obs_node, values)
+    def error_of(self, env_id: int) -> tuple[str, bytes]:
+        """The command that failed and the error record of a row that holds an error."""
+        notes = self.port.notes_of(np.array([env_id], np.uint32), False, self._rows.read_spilled)
+        command, record = codec.load(notes[0][0])
+        return command, record
 
     def _raise_row_error(self, ids: Array) -> NoReturn:
         i = next(i for i in ids.tolist() if self.port.flags_of(i) & _port.ROW_ERROR)
+        command, record = self.error_of(i)
         one = np.array([i], np.uint32)
-        command, record = codec.load(self.port.notes_of(one, False, self._read_spilled)[0][0])
         self.port.settle(one)
+        self.recovery.forget(one)
         if self._state[i] != LOST:
-            self._set_state(i, NEEDS_RESET)
+            self.set_state(i, NEEDS_RESET)
         raise self.env_error(
             i,
             command,
@@ -376,7 +390,7 @@ class Exchange:
     def env_error(self, env_id: int, command: str, record: bytes, advice: str) -> EnvError:
         """What an env raised in its worker, as an exception of this process."""
         remote = codec.load_error(record)
-        handle = next(handle for handle in self.workers.handles if env_id in handle.ids)
+        handle = self.handle_of(env_id)
         error = EnvError(
             f"env {env_id} (worker {handle.worker_id}) raised in {command}: {remote.type_name}: {remote.message}\n"
             f"{advice}\n\n{remote.traceback_text}",

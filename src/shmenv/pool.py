@@ -19,8 +19,9 @@ from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
 from shmenv.plan import AUTORESET_MODES, Plan, split
+from shmenv.recovery import Policy
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
-from shmenv.supervisor import Supervisor
+from shmenv.supervisor import Limits, Supervisor
 from shmenv.worker import Report, Setup
 
 logger = logging.getLogger("shmenv")
@@ -48,7 +49,22 @@ class Pool:
         autoreset: what happens when an episode ends. "same_step": the env is reset at once, obs and info are the new
             episode's, final_obs and final_info the ended one's. "next_step": the env's next step resets it instead,
             whatever the action. "disabled": the env needs `reset(env_id=...)`.
-        on_error: "raise" tells of a failed env or worker by an exception.
+        on_error: what a failed step gives. "raise": an exception; the env then needs a reset. "restart": a loss row
+            (reward 0, truncated, `info["abnormal"]` and `info["error"]`, final_obs the last observation delivered) and
+            a fresh episode. A worker that ends is replaced either way.
+        step_timeout, reset_timeout: seconds that one step or reset of one env may take, native code included, before
+            its worker is killed. None: for ever.
+        max_retry: attempts of a reset in total.
+        retry_type: further attempts in the same process ("reset"), or in a new one ("renew").
+        retry_waiting_time: seconds between two attempts.
+        retry_step: repeat a step that raised, with the same action, up to max_retry attempts in total. Only for envs
+            whose failed step has changed nothing.
+        max_restarts: how often one worker is replaced within `restart_period` seconds: the first time at once, then
+            after 0.1 s, 0.2 s and so on. After that its envs are lost for good.
+        restart_period: see max_restarts.
+        on_restart: called with (env_id, reason) in the caller's thread for each env whose worker is replaced.
+        recycle_after: episodes after which a worker is replaced as soon as none of its envs is pending; episodes that
+            it was playing end in a loss row. None: never.
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
         affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the
             caller's waits spin; for those who own the machine. A list of cores: those are taken in turn.
@@ -74,7 +90,17 @@ class Pool:
         batch_size: int | None = None,
         context: str | multiprocessing.context.BaseContext | None = None,
         autoreset: Literal["same_step", "next_step", "disabled"] = "same_step",
-        on_error: Literal["raise"] = "raise",
+        on_error: Literal["raise", "restart"] = "raise",
+        step_timeout: float | None = None,
+        reset_timeout: float | None = None,
+        max_retry: int = 1,
+        retry_type: Literal["reset", "renew"] = "reset",
+        retry_waiting_time: float = 0.1,
+        retry_step: bool = False,
+        max_restarts: int = 10,
+        restart_period: float = 60.0,
+        on_restart: Callable[[int, str], object] | None = None,
+        recycle_after: int | None = None,
         copy: bool = False,
         affinity: Literal["spread"] | Sequence[int] | None = None,
         slots: int = 2,
@@ -97,7 +123,18 @@ class Pool:
         batch_size = n if batch_size is None else batch_size
         _check_range("batch_size", batch_size, 1, n)
         _check_choice("autoreset", autoreset, AUTORESET_MODES)
-        _check_choice("on_error", on_error, ("raise",))
+        _check_choice("on_error", on_error, ("raise", "restart"))
+        _check_choice("retry_type", retry_type, ("reset", "renew"))
+        _check_range("max_retry", max_retry, 1, 2**31)
+        _check_range("max_restarts", max_restarts, 0, 2**31)
+        if recycle_after is not None:
+            _check_range("recycle_after", recycle_after, 1, 2**31)
+        for name, seconds in (("step_timeout", step_timeout), ("reset_timeout", reset_timeout)):
+            _check_seconds(name, seconds, optional=True)
+            if seconds == 0:
+                raise UsageError(f"{name} must be more than 0 seconds")
+        _check_seconds("retry_waiting_time", retry_waiting_time)
+        _check_seconds("restart_period", restart_period)
         if slots not in (2, 4, 8, 16, 32, 64, 128):
             raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
         _check_seconds("start_timeout", start_timeout, optional=True)
@@ -110,7 +147,6 @@ class Pool:
         self._turn = threading.Lock()
         self._turn_owner = 0
         self._close_once = threading.Lock()
-        self._seeds: list[int | None] = [None] * n
         self._started = time.monotonic()
         ranges = split(n, num_workers)
         spins = num_workers <= cpu.usable_cores()  # else a spinning worker would keep another from its core
@@ -124,23 +160,35 @@ class Pool:
             init = b"" if worker_init is None else _dump("worker_init", worker_init, codec.dump_factory)
             entropy = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
 
-            def setup(worker_id: int, generation: int, conn: Connection) -> Setup:
+            def setup(worker_id: int, generation: int, conn: Connection, plan: Plan | None) -> Setup:
                 return Setup(
                     worker_id, ranges[worker_id], generation, factories[worker_id], init, manager, conn, segment, spill,
                     stacks, entropy, cores[worker_id], shared_memory, strict_dtype, SPIN_NS if spins else 0,
-                    HEARTBEAT_NS,
+                    HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1, retry_waiting_time, plan,
                 )  # fmt: skip
 
-            workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, start_timeout, close_timeout)
+            limits = Limits(start_timeout, reset_timeout, step_timeout, close_timeout, max_restarts, restart_period)
+            workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, limits)
             with_cleanup.insert(0, workers)
             reports = workers.start()
             plan = self._plan = _plan(reports, ranges, slots, autoreset)
             self._spaces = reports[0].obs_space, reports[0].action_space
             segment.allocate(plan.layout.size, plan.purpose)
-            self._exchange = Exchange(
-                plan, segment, spill, workers, copy=copy, debug=debug, spin_ns=SPIN_NS if affinity == "spread" else 0
+            policy = Policy(
+                on_error == "restart", max_retry, retry_type == "renew", retry_waiting_time, on_restart, recycle_after
             )
-            workers.watch(self._exchange.port, segment, plan.layout.offset("semaphore"))
+            self._exchange = Exchange(
+                plan,
+                segment,
+                spill,
+                workers,
+                policy,
+                copy=copy,
+                debug=debug,
+                spin_ns=SPIN_NS if affinity == "spread" else 0,
+            )
+            self._seeds = self._exchange.recovery.seeds
+            workers.watch(self._exchange.port, segment, plan)
             workers.go(plan)
         except BaseException:
             _undo(with_cleanup)
@@ -229,26 +277,49 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            ids, order = self._ids(env_id)
-            seeds, payloads = self._reset_payloads(seed, options, order)
-            exchange.check_not_lost(ids)
+            ids, payloads = self._begin_reset(seed, options, env_id)
             if env_id is None:
                 exchange.discard()
-            else:
-                for i in ids.tolist():
-                    if exchange.port.is_owed(i):
-                        raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")
-                exchange.settle(ids)
-            for i, seed_of_i in zip(ids.tolist(), seeds, strict=True):
-                if seed_of_i is not None:
-                    self._seeds[i] = seed_of_i
-            if env_id is None:
                 exchange.command(None, _port.RESET, payloads, exchange.next_plane())
                 return exchange.collect_all()
+            self._refuse_pending(ids)
             exchange.command(ids, _port.RESET, payloads)
             return exchange.collect_some(ids)
         finally:
             self._leave()
+
+    def send_reset(
+        self,
+        seed: int | Sequence[int | None] | Array | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        env_id: EnvIds = None,
+    ) -> None:
+        """Reset envs without waiting for them; their rows, reward 0 and flags False, come with `recv`.
+
+        Arguments and errors are those of `reset`, but no env may be pending.
+        """
+        exchange = self._enter()
+        try:
+            ids, payloads = self._begin_reset(seed, options, env_id)
+            self._refuse_pending(ids)
+            exchange.command(ids, _port.RESET, payloads)
+        finally:
+            self._leave()
+
+    def _begin_reset(self, seed: Any, options: Any, env_id: EnvIds) -> tuple[Array, list[bytes] | None]:
+        ids, order = self._ids(env_id)
+        seeds, payloads = self._reset_payloads(seed, options, order)
+        self._exchange.check_not_lost(ids)
+        for i, seed_of_i in zip(ids.tolist(), seeds, strict=True):
+            if seed_of_i is not None:
+                self._exchange.recovery.give_seed(i, seed_of_i)
+        return ids, payloads
+
+    def _refuse_pending(self, ids: Array) -> None:
+        for i in ids.tolist():
+            if self._exchange.port.is_owed(i):
+                raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")
+        self._exchange.settle(ids)
 
     def _reset_payloads(self, seed: Any, options: Any, order: Array) -> tuple[list[int | None], list[bytes] | None]:
         """Seeds and payloads by ascending id, from sequences in the order of the caller."""
@@ -358,7 +429,7 @@ class Pool:
         exchange = self._enter()
         try:
             _check_seconds("timeout", timeout, optional=True)
-            exchange.tell_death()
+            exchange.tell_troubles()
             pending = exchange.port.pending
             if not pending:
                 raise UsageError("recv: no env is pending; send() first")
@@ -367,9 +438,8 @@ class Pool:
                 need = _check_range("min_envs", min_envs, 1, pending)
             if out is not None:
                 exchange.check_out(out, need)
-            exchange.await_owed(need, _deadline_ns(timeout), timeout)
             most = need if min_envs is None or out is not None else self._num_envs
-            return exchange.collect(np.array(exchange.port.ready(most), np.uint32), out)
+            return exchange.collect_ready(need, most, _deadline_ns(timeout), timeout, out)
         finally:
             self._leave()
 
@@ -425,6 +495,7 @@ class Pool:
             ids, order = self._ids(env_id)
             payloads = [_dump(f"the arguments of {name!r}", (kind, name, *each)) for each in arguments]
             exchange.check_not_lost(ids)
+            exchange.check_told(ids)
             exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
             exchange.put_payloads(order, payloads * len(order) if len(payloads) == 1 else payloads)
             exchange.ask(ids)
@@ -474,6 +545,7 @@ class Pool:
             "spins": spins,
             "parks": parks,
             "heartbeats": heartbeats,
+            **exchange.recovery.counts,
             "workers": workers,
         }
 

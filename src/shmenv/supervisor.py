@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from shmenv import _memory, codec, worker
 from shmenv._port import Port
 from shmenv.cpu import limited_threads
-from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerTimeoutError
+from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerError, WorkerTimeoutError
 from shmenv.plan import Plan
 from shmenv.segment import Segment, StackLog
 from shmenv.starting import GUARD_HINT, NO_MAIN_GUARD, QuietName, default_method_kept, interrupts_held, preload
@@ -29,10 +30,42 @@ logger = logging.getLogger("shmenv")
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 STACK_GRACE = 0.2  # seconds for a hanging worker to print its stack
+FIRST_DELAY = 0.1  # seconds before the second restart of a worker within the period; doubled each time
+LONGEST_DELAY = 10.0  # seconds
 EXIT_GRACE = 1.0  # seconds for the exit code of a dead worker to arrive (a fork server passes it on)
 
 _live: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 _registered = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take, in seconds (None: for ever), and how often a worker is replaced.
+
+    Attributes:
+        start, reset, step: of building all envs of a worker, of one reset, of one step.
+        close: that the workers get to close their envs.
+        max_restarts: how often one worker is replaced within `restart_period` seconds.
+    """
+
+    start: float | None
+    reset: float | None
+    step: float | None
+    close: float
+    max_restarts: int
+    restart_period: float
+
+    @property
+    def timed(self) -> bool:
+        """Whether workers have to publish when they began what they do."""
+        return self.reset is not None or self.step is not None
+
+    def by_phase(self) -> tuple[float | None, ...]:
+        """The limits in the order of the phases of core/channel.h. A call and a close have none."""
+        if not self.timed:
+            return ()
+        either = max(self.reset or 0.0, self.step or 0.0)
+        return either, self.start, self.reset, self.step, None, None
 
 
 @dataclass
@@ -47,8 +80,12 @@ class Handle:
     conn: Connection
     open: bool = True  # whether the pipe may still bring something
     building: int | None = None  # the env whose constructor runs, while the worker starts
+    generation: int = 0
+    stacks_from: int = 0  # where in the log its own lines can begin
     exitcode: int | None = None
     died: bool = False
+    late: str = ""  # what it was killed for taking too long with
+    failure: worker.Failed | None = None  # why a successor could not build its envs
 
 
 class Supervisor:
@@ -61,17 +98,19 @@ class Supervisor:
         self,
         context: multiprocessing.context.BaseContext,
         ranges: Iterable[range],
-        setup: Callable[[int, int, Connection], worker.Setup],
+        setup: Callable[[int, int, Connection, Plan | None], worker.Setup],
         stacks: StackLog,
-        start_timeout: float | None,
-        close_timeout: float,
+        limits: Limits,
     ) -> None:
         self._context = context
         self._ranges = tuple(ranges)
         self._setup = setup
         self._stacks = stacks
-        self._start_timeout = start_timeout
-        self._close_timeout = close_timeout
+        self._limits = limits
+        self._plan: Plan | None = None
+        self._segment: Segment | None = None
+        self._restarted: dict[int, deque[float]] = {}  # when each worker was restarted, within the period
+        self._recycled: set[int] = set()
         self._port: Port | None = None
         self._watcher: _memory.Watcher | None = None
         self._stopping = threading.Lock()
@@ -104,7 +143,8 @@ class Supervisor:
             ours, theirs = multiprocessing.Pipe()
         except OSError as error:
             raise ResourceError(error.errno, f"worker {worker_id} cannot be started: {error.strerror}") from error
-        setup = self._setup(worker_id, generation, theirs)
+        stacks_from = self._stacks.size()
+        setup = self._setup(worker_id, generation, theirs, self._plan)
         process = self._context.Process(  # type: ignore[attr-defined]
             target=worker.main, args=(setup,), name=QuietName(f"shmenv-worker-{worker_id}"), daemon=False
         )
@@ -123,10 +163,19 @@ class Supervisor:
         except OSError as error:
             process.kill()
             raise ResourceError(error.errno, f"worker {worker_id} cannot be watched: {error.strerror}") from error
-        return Handle(worker_id, self._ranges[worker_id], process, process.pid, pidfd, ours)
+        return Handle(
+            worker_id,
+            self._ranges[worker_id],
+            process,
+            process.pid,
+            pidfd,
+            ours,
+            generation=generation,
+            stacks_from=stacks_from,
+        )
 
     def _reports(self) -> list[worker.Report]:
-        deadline = None if self._start_timeout is None else time.monotonic() + self._start_timeout
+        deadline = None if self._limits.start is None else time.monotonic() + self._limits.start
         reports: dict[int, worker.Report] = {}
         while len(reports) < len(self.handles):
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
@@ -178,7 +227,7 @@ class Supervisor:
         others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
         return WorkerTimeoutError(
             f"worker {handle.worker_id} (pid {handle.pid}){others} was not ready within start_timeout="
-            f"{self._start_timeout} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
+            f"{self._limits.start} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
             f"longer.\n\n{stack}",
             worker_id=handle.worker_id,
             env_ids=handle.ids,
@@ -195,12 +244,60 @@ class Supervisor:
                 pass
             handle.conn.close()
 
-    def watch(self, port: Port, segment: Segment, semaphore: int) -> None:
-        """From now on a death rings the pool's semaphore."""
-        self._port = port
-        self._watcher = _memory.Watcher(segment.buffer.address + semaphore, segment.buffer, len(self.handles))
+    def watch(self, port: Port, segment: Segment, plan: Plan) -> None:
+        """From now on a death rings the pool's semaphore, and workers that take too long are killed."""
+        self._port, self._segment, self._plan = port, segment, plan
+        address = segment.buffer.address + plan.layout.offset("semaphore")
+        slots, log = len(self.handles), self._stacks.fileno()
+        self._watcher = _memory.Watcher(address, segment.buffer, slots, log, worker.STACK_SIGNAL)
         for handle in self.handles:
-            self._watcher.watch(handle.worker_id, handle.pidfd)
+            self._watch_one(handle)
+
+    def _watch_one(self, handle: Handle) -> None:
+        assert self._watcher is not None and self._segment is not None and self._plan is not None
+        address = self._segment.buffer.address + self._plan.layout.offset(f"worker/{handle.worker_id}")
+        self._watcher.watch(handle.worker_id, handle.pidfd, handle.pid, address, self._limits.by_phase())
+
+    def restart_delay(self, handle: Handle) -> float | None:
+        """Seconds until a dead worker may be replaced: none at first, more each time. None: its budget is used up."""
+        if handle.worker_id in self._recycled:
+            return 0.0
+        now, times = time.monotonic(), self._restarted.setdefault(handle.worker_id, deque())
+        while times and times[0] < now - self._limits.restart_period:
+            times.popleft()
+        if len(times) >= self._limits.max_restarts:
+            return None
+        times.append(now)
+        return 0.0 if len(times) == 1 else min(FIRST_DELAY * 2.0 ** (len(times) - 2), LONGEST_DELAY)
+
+    def restart(self, worker_id: int) -> None:
+        """Replace a dead worker. Its channels were made ready; it may have been given commands already."""
+        with self._stopping:
+            if self._stopped:
+                return
+            old = self.handles[worker_id]
+            self._dismiss(old)
+            self._recycled.discard(worker_id)
+            with limited_threads():
+                self.handles[worker_id] = self._start_one(worker_id, old.generation + 1)
+            self._watch_one(self.handles[worker_id])
+
+    def kill(self, worker_id: int) -> None:
+        """End a worker at once, so that a successor takes its place."""
+        handle = self.handles[worker_id]
+        _kill_group(handle.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle.pidfd, signal.SIGKILL)
+
+    def recycle(self, worker_id: int) -> None:
+        """Let a worker end after the command at hand, so that a fresh one takes its place."""
+        assert self._port is not None
+        self._recycled.add(worker_id)
+        self._port.order_one_to_quit(worker_id)
+
+    def is_recycled(self, handle: Handle) -> bool:
+        """Whether a worker ended because it was told to make place."""
+        return handle.worker_id in self._recycled and handle.exitcode == 0
 
     # -- death
 
@@ -210,7 +307,7 @@ class Supervisor:
         Args:
             look: ask the system too, not the watcher alone: the second net, cast at each heartbeat of a wait.
         """
-        if self._watcher is None:
+        if self._watcher is None or self._stopped:
             return []
         dead = [
             handle
@@ -218,9 +315,25 @@ class Supervisor:
             if not handle.died and (self._watcher.is_dead(handle.worker_id) or (look and _ended(handle)))
         ]
         for handle in dead:
+            late = self._watcher.late(handle.worker_id) if self._watcher.is_dead(handle.worker_id) else None
             self._watcher.unwatch(handle.worker_id)
             self._note_exit(handle)
+            if late is not None:
+                handle.late = self._late_text(*late)
+                handle.stacks_from = late[1]
+            with contextlib.suppress(EOFError, OSError):
+                while handle.generation and handle.failure is None and handle.conn.poll():
+                    message = handle.conn.recv()
+                    handle.failure = message if isinstance(message, worker.Failed) else None
         return dead
+
+    def _late_text(self, doing: int, _: int) -> str:
+        phase, env_id = doing & 0xF, doing >> 4 & 0x0FFFFFFF
+        if phase == 0:
+            return f"it did not take up a command within {self._limits.by_phase()[0]} s"
+        name = ("idle", "start", "reset", "step")[phase]
+        seconds = self._limits.by_phase()[phase]
+        return f"{worker.PHASE_NAMES[phase]} of env {env_id} took longer than {name}_timeout={seconds} s"
 
     def is_alive(self, handle: Handle) -> bool:
         """Whether a worker runs, as far as the watcher knows. Called by: any thread."""
@@ -233,13 +346,17 @@ class Supervisor:
         handle.exitcode = handle.process.exitcode
         _kill_group(handle.pid, signal.SIGKILL)  # what the env has started does not outlive its worker
 
-    def died_error(self, handle: Handle, doing: str) -> WorkerDiedError:
-        """The error that tells of a dead worker. `doing` says what it was at."""
-        crash = self._stacks.text(0) if handle.exitcode is not None and handle.exitcode < 0 else ""
-        return WorkerDiedError(
-            f"worker {handle.worker_id} (pid {handle.pid}) {exit_text(handle.exitcode)} {doing}. Its envs "
-            f"{_span(handle.ids)} are lost; the other workers' envs go on."
-            + (f"\n\nWhat it printed as it crashed:\n{crash}" if crash else ""),
+    def died_error(self, handle: Handle, doing: str, fate: str = "are lost") -> WorkerError:
+        """The error that tells of a dead worker. `doing` says what it was at, `fate` what becomes of its envs."""
+        printed = self._stacks.text(handle.stacks_from) if handle.late or (handle.exitcode or 0) < 0 else ""
+        how = f"was killed: {handle.late}" if handle.late else f"{exit_text(handle.exitcode)} {doing}"
+        if handle.failure is not None:
+            remote = codec.load_error(handle.failure.record)
+            how += f"; it could not build env {handle.failure.env_id}: {remote.type_name}: {remote.message}"
+            printed = remote.traceback_text
+        return (WorkerTimeoutError if handle.late else WorkerDiedError)(
+            f"worker {handle.worker_id} (pid {handle.pid}) {how}. Its envs {_span(handle.ids)} {fate}; "
+            "the other workers' envs go on." + (f"\n\nWhat it printed at its end:\n{printed}" if printed else ""),
             worker_id=handle.worker_id,
             env_ids=handle.ids,
             pid=handle.pid,
@@ -281,7 +398,7 @@ class Supervisor:
             for handle in self.handles:
                 with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
                     handle.conn.send(None)
-            interrupts = [self._await_ends(self._close_timeout)]
+            interrupts = [self._await_ends(self._limits.close)]
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not _ended(handle)]
                 for handle in left:
@@ -295,14 +412,19 @@ class Supervisor:
             for handle in self.handles:
                 if _ended(handle) and not handle.died:
                     self._note_exit(handle)
-                handle.conn.close()
-                os.close(handle.pidfd)
-                with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
-                    handle.process.close()
-            self._port = self._watcher = None
-            del self._setup  # these three hold the segment, and who closed a pool may keep it for long
+                self._dismiss(handle)
+            self._port = self._watcher = self._segment = None
+            del self._setup  # these four hold the segment, and who closed a pool may keep it for long
             for interrupt in filter(None, interrupts):
                 raise interrupt
+
+    def _dismiss(self, handle: Handle) -> None:
+        handle.conn.close()
+        if handle.pidfd >= 0:
+            os.close(handle.pidfd)
+            handle.pidfd = -1
+        with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
+            handle.process.close()
 
     def disown(self) -> None:
         """Called by: a child that the user forked, where multiprocessing would wait for workers not its own."""

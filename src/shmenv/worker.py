@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -51,6 +52,10 @@ class Setup:
     strict_dtype: bool
     spin_ns: int
     heartbeat_ns: int
+    timed: bool  # publish when each call into an env began
+    step_attempts: int
+    retry_waiting_time: float
+    plan: Plan | None = None  # for a successor: the pool runs already
 
 
 @dataclass(frozen=True)
@@ -102,22 +107,29 @@ def main(setup: Setup) -> None:
     worker = Worker(setup)
     conn = setup.conn
     try:
-        conn.send(worker.build(lambda env_id: conn.send(Building(env_id))))
+        if setup.plan is not None:
+            worker.attach(setup.plan)
+            worker.rebuild(setup.plan)
+        else:
+            conn.send(worker.build(lambda env_id: conn.send(Building(env_id))))
+            plan = _receive_plan(conn)
+            if plan is None:  # the pool gave up: another worker failed
+                return
+            worker.attach(plan)
+        conn.close()
+        worker.serve()
     except BuildError as error:
         conn.send(Failed(error.env_id, error.record))
-        worker.close()
-        return
-    try:
-        plan = conn.recv()
-    except EOFError:
-        plan = None
-    conn.close()
-    try:
-        if plan is None:  # the pool gave up: another worker failed
-            return
-        worker.serve(plan)
     finally:
         worker.close()
+
+
+def _receive_plan(conn: Connection) -> Plan | None:
+    try:
+        plan: Plan | None = conn.recv()
+    except EOFError:
+        plan = None
+    return plan
 
 
 def _binder(bind: Callable[[Any], object], views: list[Any]) -> Callable[[int], None]:
@@ -169,6 +181,18 @@ class Worker:
         except BaseException as error:  # SystemExit of an env's constructor too
             raise BuildError(env_id, codec.dump_error(error)) from error
 
+    def rebuild(self, plan: Plan) -> None:
+        """Build all envs in place of a dead worker's; they must need what those needed."""
+        assert self.loop is not None
+        loop, unlike = self.loop, None
+        report = self.build(lambda env_id: loop.doing(0, env_id, CONSTRUCT))
+        expected = EnvReport(plan.obs_node, plan.action_node, plan.reward_shape)
+        for env_id, env in zip(self._setup.ids, report.envs, strict=True):
+            if env != expected:
+                unlike = TypeError(f"a new env must be like the old: {expected} expected, got {env}")
+                raise BuildError(env_id, codec.dump_error(unlike)) from unlike
+            loop.set_over(env_id, True)  # in next_step mode its next step resets it
+
     def _obs_node(self, env: GymEnv) -> Node:
         return env.obs_node if self._setup.shared_memory else ObjectNode()
 
@@ -183,8 +207,8 @@ class Worker:
 
     # -- service
 
-    def serve(self, plan: Plan) -> None:
-        """Map the segment and answer commands until the manager orders to quit."""
+    def attach(self, plan: Plan) -> None:
+        """Map the segment."""
         setup = self._setup
         setup.segment.attach()
         buffer = setup.segment.buffer
@@ -204,7 +228,6 @@ class Worker:
         self.reward_shape = plan.reward_shape
         self._reward = plan.array("reward", buffer)
         self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
-        self.binders = self._find_binders(obs_rows)
         self.loop = Loop(
             self,
             buffer,
@@ -214,17 +237,24 @@ class Worker:
             note_bytes=NOTE_BYTES,
             spin_ns=setup.spin_ns,
             heartbeat_ns=setup.heartbeat_ns,
+            timed=setup.timed,
+            retries=setup.step_attempts > 1,
         )
+
+    def serve(self) -> None:
+        """Answer commands until the manager orders to quit."""
+        assert self.loop is not None
+        self.binders = self._find_binders()
         self.loop.run()
 
-    def _find_binders(self, rows: list[np.ndarray[Any, Any]]) -> list[Callable[[int], None] | None] | None:
+    def _find_binders(self) -> list[Callable[[int], None] | None] | None:
         """For envs with `bind_observation`, what hands them the row of the command at hand; None if no env has it."""
         if self.single_observation is None:
             return None
         binders: list[Callable[[int], None] | None] = []
         for env_id, env in zip(self._setup.ids, self.envs, strict=True):
             bind = getattr(env.env, "bind_observation", None)
-            views = [rows[0][plane, env_id, ...] for plane in range(self._plan.planes)]
+            views = [self.single_observation[plane, env_id, ...] for plane in range(self._plan.planes)]
             binders.append(None if bind is None else _binder(bind, views))
         return binders if any(binders) else None
 
@@ -252,11 +282,22 @@ class Worker:
             hint = "" if self.reward_shape else "; an env with vector rewards declares their shape by `reward_space`"
             raise TypeError(f"reward of shape {self.reward_shape} expected, got shape {array.shape}{hint}")
 
+    def step_with_retries(self, k: int, action: Any) -> Any:
+        """Step the worker's k-th env, with the same action again if it raises and `retry_step` asks for that."""
+        for attempt in range(1, self._setup.step_attempts + 1):
+            try:
+                return self.envs[k].step(action)
+            except Exception:
+                if attempt == self._setup.step_attempts:
+                    raise
+                time.sleep(self._setup.retry_waiting_time)
+        raise AssertionError
+
     def autoreset(self, env_id: int, plane: int, number: int) -> tuple[Any, Any]:
         """Reset an env whose episode has just ended."""
         return self._reset(env_id, plane, number, None, None)
 
-    def command(self, env_id: int, number: int, code: int, plane: int, has_payload: bool) -> None:
+    def command(self, env_id: int, number: int, code: int, plane: int, has_payload: bool, keep: bool) -> None:
         """Carry out everything but a plain step: resets, also those that a step in next_step mode turns into, calls."""
         assert self.loop is not None
         self.number = number
@@ -266,12 +307,13 @@ class Worker:
         try:
             seed, options = codec.load(self.payload(env_id)) if code == _port.RESET and has_payload else (None, None)
             obs, info = self._reset(env_id, plane, number, seed, options)
-            self._reward[plane, env_id] = 0
-            self._terminated[plane, env_id] = self._truncated[plane, env_id] = False
-            self.loop.write_row(env_id, plane, obs, info, 0)
+            if not keep:
+                self._reward[plane, env_id] = 0
+                self._terminated[plane, env_id] = self._truncated[plane, env_id] = False
+            self.loop.write_row(env_id, plane, obs, info, keep)
             self.loop.set_over(env_id, False)
         except BaseException as error:
-            self.failed(env_id, plane, error, "reset")
+            self.failed(env_id, plane, error, "reset", keep)
 
     def _reset(
         self, env_id: int, plane: int, number: int, seed: int | None, options: dict[str, Any] | None
@@ -284,10 +326,11 @@ class Worker:
                 bind(plane)
         return self.envs[env_id - self.first].reset(seed, options)
 
-    def failed(self, env_id: int, plane: int, error: BaseException, command: str) -> None:
-        """Publish an exception in place of a row."""
+    def failed(self, env_id: int, plane: int, error: BaseException, command: str, keep: bool) -> None:
+        """Publish an exception in place of a row; with `keep`, beside the row of the step that ended the episode."""
         assert self.loop is not None
-        self.loop.write_error(env_id, plane, codec.dump((command, codec.dump_error(error))), _port.ROW_ERROR)
+        self.loop.set_over(env_id, True)
+        self.loop.write_error(env_id, plane, codec.dump((command, codec.dump_error(error))), keep)
 
     def _call(self, env_id: int, number: int) -> None:
         assert self.loop is not None and self.calls is not None

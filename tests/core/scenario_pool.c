@@ -119,7 +119,7 @@ static void command_idle(void) {
         }
     for (int w = 0; w < c->workers; w++)
         if (rung[w])
-            shm_ring_bell(&S.worker[w]);
+            shm_ring_bell(&S.worker[w], 0);
 }
 static void collect(uint32_t need, shm_wait *wait) {
     M.need = need;
@@ -162,7 +162,7 @@ static void manage(int unused) {
     collect(total(), &wait);
     for (int w = 0; w < c->workers; w++) {
         shm_give_order(&S.worker[w], SHM_QUIT);
-        shm_ring_bell(&S.worker[w]);
+        shm_ring_bell(&S.worker[w], 0);
     }
 }
 static void setup(const void *with) {

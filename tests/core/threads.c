@@ -90,7 +90,7 @@ static void run_pool(uint32_t need, int64_t spin_ns) {
                 shm_command(&P.cmd[env], given[env]);
             }
         for (int w = 0; w < WORKERS; w++)
-            shm_ring_bell(&P.worker[w]);
+            shm_ring_bell(&P.worker[w], 0);
         uint32_t found, left = 0;
         for (int env = 0; env < WORKERS * ENVS; env++)
             left += (uint32_t)pending[env];
@@ -107,7 +107,7 @@ static void run_pool(uint32_t need, int64_t spin_ns) {
     }
     for (int w = 0; w < WORKERS; w++) {
         shm_give_order(&P.worker[w], SHM_QUIT);
-        shm_ring_bell(&P.worker[w]);
+        shm_ring_bell(&P.worker[w], 0);
     }
     for (int w = 0; w < WORKERS; w++)
         pthread_join(threads[w], NULL);

@@ -9,8 +9,11 @@ typedef struct {
     SHM_ALIGNED a32 bell; /* futex word. writers: the manager's threads (an atomic addition a ring) */
     a32 order;            /* writer: manager. SHM_RUN or SHM_QUIT, looked at between two commands */
     a32 generation;       /* writer: manager, while no worker lives. How many workers stood here before */
+    a64 rung_ns;          /* writer: manager. CLOCK_MONOTONIC of the last ring */
     SHM_ALIGNED a32 parked; /* writer: worker, or the manager once the worker is confirmed dead */
-    a64 doing;              /* writer: worker. Command number << 32 | env << 4 | phase, before each call into an env */
+    a64 doing;              /* writer: worker. Command number << 32 | env << 4 | phase, before each call into an env;
+                               bell << 32 | SHM_IDLE, before it waits for the next ring after that one */
+    a64 since_ns;           /* writer: worker. CLOCK_MONOTONIC at which `doing` began, where the manager wants it timed */
     a64 steps;              /* writer: worker, like all below: env steps played */
     a64 busy_ns;            /* time from a command's arrival until no command is left */
     a64 wait_ns;            /* time spent waiting for commands */
@@ -21,9 +24,23 @@ typedef struct {
 enum { SHM_RUN = 0, SHM_QUIT = 1 };
 enum { SHM_IDLE = 0, SHM_CONSTRUCT = 1, SHM_RESET = 2, SHM_STEP = 3, SHM_CALL = 4, SHM_CLOSE = 5 };
 
-/* Called by: the worker. For the watcher's clocks and for error texts; ordered by nothing, since both only hint. */
-static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_t phase) {
-    SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, relaxed);
+/* Called by: the worker, before each call into an env. For the watcher's clock and for error texts. */
+static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_t phase, int64_t since_ns) {
+    SHM_STORE(&w->since_ns, (uint64_t)since_ns, relaxed);
+    SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, release); /* PAIRS WITH shm_due "doing since" */
+}
+static inline void shm_doing_nothing(shm_worker *w, uint32_t seen) {
+    SHM_STORE(&w->doing, (uint64_t)seen << 32 | SHM_IDLE, relaxed);
+}
+/* Called by: the manager's watcher. Until when may what the worker does stand, in CLOCK_MONOTONIC nanoseconds?
+ * limits: nanoseconds by phase, 0 for no limit; `shortest` of them: what starts from now on is not late before that.
+ * A ring that an idle worker does not take up (stopped, swapped out) is timed too, by the limit of SHM_IDLE. */
+static inline int64_t shm_due(shm_worker *w, const int64_t *limits, int64_t shortest, int64_t now, uint64_t *doing) {
+    *doing = SHM_LOAD(&w->doing, acquire); /* PAIRS WITH shm_doing "doing since" */
+    uint32_t phase = *doing & 15;
+    if (!limits[phase] || (phase == SHM_IDLE && SHM_LOAD(&w->bell, acquire) == (uint32_t)(*doing >> 32)))
+        return now + shortest;
+    return (int64_t)SHM_LOAD(phase == SHM_IDLE ? &w->rung_ns : &w->since_ns, relaxed) + limits[phase];
 }
 static inline uint32_t shm_order(shm_worker *w) {
     return SHM_LOAD(&w->order, relaxed); /* the bell that follows an order brings it */
@@ -54,7 +71,8 @@ static inline void shm_give_order(shm_worker *w, uint32_t order) {
 }
 
 /* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
-static inline void shm_ring_bell(shm_worker *w) {
+static inline void shm_ring_bell(shm_worker *w, int64_t now) {
+    SHM_STORE(&w->rung_ns, (uint64_t)now, relaxed);
     SHM_ADD(&w->bell, 1, seq_cst); /* PAIRS WITH shm_bell "commands before the bell", shm_await_bell "bell then parked" */
     if (SHM_LOAD(&w->parked, seq_cst))
         SHM_FUTEX_WAKE(&w->bell, 1);
@@ -95,7 +113,7 @@ static inline int shm_has_ended(a32 *ended, uint32_t n) {
     return SHM_LOAD(ended, acquire) == n; /* PAIRS WITH shm_end "ended step published" */
 }
 
-/* Called by: the manager, for each env of a worker that is confirmed dead, before a successor starts. */
+/* Called by: the manager, for each env of a worker that is confirmed dead, before it gives the successor a command. */
 static inline void shm_reset_channel(a32 *cmd, a32 *rsp) {
     SHM_STORE(rsp, SHM_LOAD(cmd, relaxed), relaxed); /* the start of the successor orders it */
 }

@@ -105,6 +105,16 @@ static inline void os_drain(int event) {
     eventfd_t count;
     (void)eventfd_read(event, &count);
 }
+/* To one process, and to the group it leads. */
+static inline void os_signal(int pidfd, int number) { syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0); }
+static inline void os_kill_group(int pidfd, int pid) {
+    kill(-pid, SIGKILL);
+    os_signal(pidfd, SIGKILL); /* it may not lead its group yet */
+}
+static inline int64_t os_size(int fd) {
+    struct stat s;
+    return fstat(fd, &s) == 0 ? s.st_size : 0;
+}
 static inline int os_poll(struct pollfd *fds, int count, int timeout_ms) {
     int n = poll(fds, (nfds_t)count, timeout_ms);
     return n >= 0 ? n : -errno;

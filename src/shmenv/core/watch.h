@@ -3,7 +3,21 @@
 #ifndef SHM_WATCH_H
 #define SHM_WATCH_H
 #include <stdlib.h>
-#include "semaphore.h"
+#include "channel.h"
+
+/* How long one worker may take, and whether it took longer. */
+typedef struct {
+    shm_worker *worker;  /* its block in shared memory; NULL: nothing is timed */
+    int64_t limits[SHM_CLOSE + 1]; /* nanoseconds by phase, 0: for ever */
+    int64_t shortest;    /* of the limits that are not 0 */
+    int pid;
+    uint64_t doing;      /* what stood too long */
+    int64_t kill_at;     /* 0: not late. Else when it is killed, CLOCK_MONOTONIC; INT64_MAX: done */
+    int64_t stacks_from; /* where its stacks begin in the log */
+    a32 late;            /* writer: the thread. It was killed for what stands in the two fields above */
+} shm_clock;
+
+enum { SHM_STACK_NS = 150000000 }; /* for a late worker to print its stacks before it is killed */
 
 typedef struct {
     pthread_t thread;
@@ -12,6 +26,9 @@ typedef struct {
     int changes;         /* eventfd that ends the thread's poll */
     int slots;
     shm_semaphore *rung; /* told of each death */
+    int stacks;          /* descriptor of the log that workers print their stacks to */
+    int stack_signal;    /* makes them do so */
+    shm_clock *clocks;   /* [slots]; the thread's own while the slot is watched */
     a32 *dead;           /* [slots]; writer: the thread, or shm_watch while nothing is watched there */
     pthread_mutex_t lock;     /* guards the rest */
     pthread_cond_t caught_up; /* seen has changed */
@@ -38,10 +55,39 @@ static inline int shm_start_thread(pthread_t *thread, void *(*body)(void *), voi
     return -error;
 }
 
+/* Looks at one worker's clock; returns when to look again. A late worker prints its stacks, then is killed with its
+ * group: its death then shows like any other. One that got on meanwhile is spared. */
+static inline int64_t shm_look_at_clock(shm_watcher *w, int index, int pidfd, int64_t now) {
+    shm_clock *c = &w->clocks[index];
+    uint64_t doing;
+    int64_t due = shm_due(c->worker, c->limits, c->shortest, now, &doing);
+    if (c->kill_at && doing != c->doing) {
+        c->kill_at = 0;
+    } else if (c->kill_at) {
+        if (now < c->kill_at)
+            return c->kill_at;
+        SHM_STORE(&c->late, 1, release); /* PAIRS WITH shm_is_late "killed for being late" */
+        os_kill_group(pidfd, c->pid);
+        return c->kill_at = INT64_MAX;
+    }
+    if (now < due)
+        return due;
+    c->doing = doing;
+    c->stacks_from = os_size(w->stacks);
+    os_signal(pidfd, w->stack_signal);
+    return c->kill_at = now + SHM_STACK_NS;
+}
+
 static inline void *shm_watcher_body(void *arg) {
     shm_watcher *w = (shm_watcher *)arg;
     for (;;) {
+        int64_t now = os_now_ns(), next = INT64_MAX;
         pthread_mutex_lock(&w->lock);
+        for (int i = 0; i < w->slots; i++)
+            if (w->pidfds[i] >= 0 && w->clocks[i].worker) {
+                int64_t due = shm_look_at_clock(w, i, w->pidfds[i], now);
+                next = due < next ? due : next;
+            }
         for (int i = 0; i < w->slots; i++)
             w->polled[i] = (struct pollfd){.fd = w->pidfds[i], .events = POLLIN};
         w->polled[w->slots] = (struct pollfd){.fd = w->changes, .events = POLLIN};
@@ -51,7 +97,9 @@ static inline void *shm_watcher_body(void *arg) {
         pthread_mutex_unlock(&w->lock);
         if (quit)
             return NULL;
-        if (os_poll(w->polled, w->slots + 1, -1) <= 0)
+        /* rounded up: a millisecond early would only mean to look twice */
+        int64_t ms = next == INT64_MAX ? -1 : (next - now + 999999) / 1000000;
+        if (os_poll(w->polled, w->slots + 1, ms > INT32_MAX ? INT32_MAX : (int)ms) <= 0)
             continue;
         if (w->polled[w->slots].revents)
             os_drain(w->changes);
@@ -73,6 +121,7 @@ static inline void *shm_watcher_body(void *arg) {
 static inline void shm_free_watcher(shm_watcher *w) {
     if (w->changes >= 0)
         close(w->changes);
+    free(w->clocks);
     free(w->dead);
     free(w->pidfds);
     free(w->polled);
@@ -80,18 +129,21 @@ static inline void shm_free_watcher(shm_watcher *w) {
 }
 
 /* 0 and *made, or -errno. */
-static inline int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int slots) {
+static inline int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int slots, int stacks, int stack_signal) {
     shm_watcher *w = (shm_watcher *)calloc(1, sizeof *w);
     if (!w)
         return -ENOMEM;
     w->owner = getpid();
     w->slots = slots;
     w->rung = rung;
+    w->stacks = stacks;
+    w->stack_signal = stack_signal;
     w->changes = os_event();
+    w->clocks = (shm_clock *)calloc((size_t)slots, sizeof *w->clocks);
     w->dead = (a32 *)calloc((size_t)slots, sizeof *w->dead);
     w->pidfds = (int *)malloc((size_t)slots * sizeof *w->pidfds);
     w->polled = (struct pollfd *)malloc(((size_t)slots + 1) * sizeof *w->polled);
-    int error = w->changes < 0 ? w->changes : w->dead && w->pidfds && w->polled ? 0 : -ENOMEM;
+    int error = w->changes < 0 ? w->changes : w->clocks && w->dead && w->pidfds && w->polled ? 0 : -ENOMEM;
     if (!error) {
         for (int i = 0; i < slots; i++)
             w->pidfds[i] = -1;
@@ -106,15 +158,17 @@ static inline int shm_start_watcher(shm_watcher **made, shm_semaphore *rung, int
     return error;
 }
 
-/* Watches pidfd (-1: nothing) in slot `index` from now on.
+/* Watches pidfd (-1: nothing) in slot `index` from now on, by a copy of `clock` (not needed for nothing).
  * Blocks: without the GIL, for microseconds, until the thread no longer uses what was watched there before. */
-static inline void shm_watch(shm_watcher *w, int index, int pidfd) {
+static inline void shm_watch(shm_watcher *w, int index, int pidfd, const shm_clock *clock) {
     if (w->owner != getpid())
         return; /* nobody would answer, and the fork may have caught the lock held */
     pthread_mutex_lock(&w->lock);
     w->pidfds[index] = pidfd;
-    if (pidfd >= 0)
+    if (pidfd >= 0) {
+        w->clocks[index] = *clock;
         SHM_STORE(&w->dead[index], 0, relaxed);
+    }
     uint64_t asked = ++w->asked;
     os_notify(w->changes);
     while (w->seen < asked && !w->quit)
@@ -123,6 +177,11 @@ static inline void shm_watch(shm_watcher *w, int index, int pidfd) {
 }
 static inline int shm_is_dead(shm_watcher *w, int index) {
     return (int)SHM_LOAD(&w->dead[index], acquire); /* PAIRS WITH shm_watcher_body "death noticed" */
+}
+
+/* Called by: the manager, for a slot that is dead. */
+static inline int shm_is_late(shm_watcher *w, int index) {
+    return (int)SHM_LOAD(&w->clocks[index].late, acquire); /* PAIRS WITH shm_look_at_clock "killed for being late" */
 }
 
 /* Blocks: without the GIL, for microseconds, until the thread has ended. Again, or in a forked child: does nothing. */

@@ -1,0 +1,399 @@
+"""What becomes of envs whose step, reset or worker failed: retries, restarts, and rows in place of lost ones."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from shmenv import _port, codec
+from shmenv._info import pack_info, unpack_info
+from shmenv._port import Port
+from shmenv.batch import Array
+from shmenv.errors import ShmenvError
+from shmenv.plan import Mail, Plan
+from shmenv.supervisor import Handle, Supervisor
+
+logger = logging.getLogger("shmenv")
+
+READY, NEEDS_RESET, LOST, UNPLAYED = 0, 1, 2, 3  # states of an env, see exchange.py
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user wants done.
+
+    Attributes:
+        restart: answer a failed step by a loss row and a fresh episode; else by an exception.
+        max_retry: attempts of a reset in total.
+        renew: each further attempt in a new process; else in the same.
+        retry_waiting_time: seconds between two attempts.
+        on_restart: called with (env_id, reason) for each env of a worker that is replaced.
+        recycle_after: episodes after which a worker is replaced.
+    """
+
+    restart: bool
+    max_retry: int
+    renew: bool
+    retry_waiting_time: float
+    on_restart: Callable[[int, str], object] | None
+    recycle_after: int | None
+
+
+class States(Protocol):
+    """What the exchange offers here: the envs' states, and the means to change them."""
+
+    plan: Plan
+    buffer: Any
+    port: Port
+    workers: Supervisor
+    inbound: Mail
+    final_errors: dict[int, ShmenvError]
+
+    def state_of(self, env_id: int) -> int:
+        """Its state."""
+        ...
+
+    def set_state(self, env_id: int, state: int) -> None:
+        """Change its state."""
+        ...
+
+    def handle_of(self, env_id: int) -> Handle:
+        """Its worker."""
+        ...
+
+    def error_of(self, env_id: int) -> tuple[str, bytes]:
+        """The command that failed, and the error record."""
+        ...
+
+    def report(self, error: ShmenvError, ids: Array) -> None:
+        """Owe the caller an error in place of answers."""
+        ...
+
+
+class Recovery:
+    """Keeps the promise that each command is answered or reported exactly once, whatever fails.
+
+    Loss row: reward 0, truncated, `info["abnormal"]`, `info["error"]`, final_obs = the last observation delivered. With
+    same_step autoreset its obs is the first of a new episode, and the row is ready when that is; otherwise its obs is
+    the last delivered one, and the env is reset next.
+
+    The manager writes into rows here: of envs that have answered, or whose worker is dead and whose channel is reset.
+
+    Called by: the exchange.
+    """
+
+    def __init__(self, exchange: States, policy: Policy) -> None:
+        self._x = exchange
+        self._policy = policy
+        plan, buffer = exchange.plan, exchange.buffer
+        self._same_step, self._next_step = plan.autoreset == "same_step", plan.autoreset == "next_step"
+        self._flags, self._reward = plan.array("flags", buffer), plan.array("reward", buffer)
+        self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
+        self._obs = plan.rows("obs", buffer)
+        self._lost_to = plan.rows("final_obs" if self._same_step else "obs", buffer)
+        self.quiet = True  # nothing here needs attention: what the hot path asks
+        self.seeds: list[int | None] = [None] * plan.num_envs
+        self.counts = {"restarts": 0, "timeouts": 0, "losses": 0, "recycled": 0}
+        self.losses: dict[int, str] = {}  # envs whose owed row is a loss row, and why
+        self.untold: dict[int, ShmenvError] = {}  # idle envs that were lost, until their next command (policy raise)
+        self.lost_calls: dict[int, ShmenvError] = {}  # envs whose worker ended in a call
+        self.last_objects: dict[int, Any] = {}  # object leaves of the last observation delivered
+        self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
+        self._stale: dict[int, ShmenvError] = {}  # envs with an answer to be had from a worker that has ended since
+        self._reseed: set[int] = set()  # envs of a new worker that have a seed and were not reset yet
+        self._attempts: dict[int, int] = {}  # of the reset at hand
+        self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
+        self._with_payload: set[int] = set()  # envs whose reset at hand has seed or options
+        self._deferred: set[int] = set()  # envs that wait for the next attempt of their reset
+        self._retry_at: dict[int, float] = {}
+        self._renew_at: dict[int, float] = {}  # workers to be ended for a retry
+        self._restart_at: dict[int, float] = {}  # workers to be started
+        self._renewed: set[int] = set()
+        self._episodes: dict[int, int] = {}  # ended, by worker
+        self._lives = [0] * plan.num_envs  # restarts, by env
+
+    # -- time
+
+    def due_ns(self) -> int:
+        """When `tend` has something to do, CLOCK_MONOTONIC nanoseconds."""
+        times = [*self._retry_at.values(), *self._renew_at.values(), *self._restart_at.values()]
+        return int(min(times) * 1e9) + 1 if times else _port.FOREVER
+
+    def tend(self) -> None:
+        """Start the workers and give the resets that are due."""
+        now = time.monotonic()
+        for worker_id in _take_due(self._renew_at, now):
+            self._renewed.add(worker_id)
+            self._x.workers.kill(worker_id)
+        for worker_id in _take_due(self._restart_at, now):
+            self._x.workers.restart(worker_id)
+        for env_id in _take_due(self._retry_at, now):
+            self._deferred.discard(env_id)
+            self._x.port.renew(env_id, env_id in self._kept, env_id in self._with_payload)
+
+    # -- commands of the caller
+
+    def give_seed(self, env_id: int, seed: int) -> None:
+        """The caller gives an env a seed; its restarts count anew from here."""
+        self.seeds[env_id] = seed
+        self._lives[env_id] = 0
+
+    def begin_resets(self, ids: Array, payloads: Sequence[bytes] | None) -> Sequence[bytes] | None:
+        """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
+        self.quiet = False
+        if self._reseed:
+            chosen = list(payloads) if payloads is not None else [b""] * len(ids)
+            for k, i in enumerate(ids.tolist()):
+                if i in self._reseed and not chosen[k]:
+                    chosen[k] = self._payload(i)
+            payloads = chosen
+        for k, i in enumerate(ids.tolist()):
+            self._forget(i)
+            self._reseed.discard(i)
+            if payloads is not None and payloads[k]:
+                self._with_payload.add(i)
+        return payloads
+
+    def forget(self, ids: Array) -> None:
+        """The answers that these envs owe will not be asked for."""
+        for i in ids.tolist():
+            self._forget(i)
+
+    def _forget(self, env_id: int) -> None:
+        for table in (self.losses, self.untold, self._unplayed, self._attempts, self._retry_at, self.lost_calls):
+            table.pop(env_id, None)
+        for group in (self._kept, self._with_payload, self._deferred):
+            group.discard(env_id)
+
+    @property
+    def odd(self) -> bool:
+        """Whether some env cannot simply be stepped."""
+        return bool(self._unplayed or self._reseed)
+
+    def answer_instead(self, ids: Array) -> Array:
+        """Answer those of the caller's steps that no env can play. Returns the ids that are left to be stepped."""
+        left = []
+        for i in ids.tolist():
+            if i in self._unplayed:
+                why = self._unplayed.pop(i)
+                self._x.port.owe(i)
+                self._lose(i, why)
+            elif i in self._reseed and self._next_step:  # its next step would reset it without its seed
+                self._x.port.owe(i)
+                self._reset_onto_row(i, keep=False)
+            else:
+                left.append(i)
+        return np.array(left, np.uint32)
+
+    # -- failures of an env
+
+    def repair(self, ids: Array) -> bool:
+        """Deal with rows that hold errors, where the policy says how. Returns whether an answer is awaited anew."""
+        again, port = False, self._x.port
+        self.quiet = False
+        for i in ids.tolist():
+            if not port.flags_of(i) & _port.ROW_ERROR:
+                continue
+            command, record = self._x.error_of(i)
+            if command == "reset":
+                if self._count_attempt(i):
+                    wait = time.monotonic() + self._policy.retry_waiting_time
+                    port.defer(i)
+                    self._deferred.add(i)
+                    if port.has_ended(i):  # the worker's own reset, after a step that stands
+                        self._kept.add(i)
+                    if self._policy.renew:
+                        self._renew_at[self._x.handle_of(i).worker_id] = wait
+                    else:
+                        self._retry_at[i] = wait
+                    again = True
+            elif self._policy.restart:
+                remote = codec.load_error(record)
+                self._lose(i, f"{remote.type_name}: {remote.message}\n{remote.traceback_text}")
+                again = again or self._same_step
+        return again
+
+    def _count_attempt(self, env_id: int) -> bool:
+        """Whether another attempt of a reset is allowed, after one more has failed."""
+        self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
+        return self._attempts[env_id] < self._policy.max_retry
+
+    # -- failures of a worker
+
+    def worker_ended(self, handle: Handle, doing: str) -> None:
+        """Sort out what its envs owe, and have it replaced."""
+        x, port, renewed = self._x, self._x.port, handle.worker_id in self._renewed
+        recycled = x.workers.is_recycled(handle)
+        self.quiet = False
+        if renewed:
+            doing = "to have it renewed, after a reset had failed"
+        delay = 0.0 if renewed or recycled else x.workers.restart_delay(handle)
+        self._renewed.discard(handle.worker_id)
+        self._episodes.pop(handle.worker_id, None)
+        self.counts["timeouts"] += bool(handle.late)
+        if delay is None:
+            error: ShmenvError = x.workers.died_error(handle, doing, "are lost for good (max_restarts is used up)")
+        elif self._policy.restart:
+            error = x.workers.died_error(handle, doing, "start anew in a new worker")
+        else:
+            error = x.workers.died_error(handle, doing, "need a reset, which a new worker carries out")
+        logger.log(logging.INFO if recycled or renewed else logging.WARNING, "%s", error)
+        unanswered = {i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)}
+        ended = {i for i in unanswered if self._same_step and port.has_ended(i)}
+        in_call = [i for i in handle.ids if port.code_of(i) == _port.CALL and port.is_unanswered(i)]
+        x.final_errors[handle.worker_id] = error
+        if delay is None:
+            for i in handle.ids:
+                x.set_state(i, LOST)
+            self.lost_calls.update((i, error) for i in in_call)
+            if unanswered:
+                x.report(error, np.array(sorted(unanswered), np.uint32))
+            return
+        port.reset_worker(handle.worker_id)
+        for i in handle.ids:
+            self._lives[i] += 1
+            if self.seeds[i] is not None:
+                self._reseed.add(i)
+        self.lost_calls.update((i, error) for i in in_call)
+        given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, i in ended, renewed)]
+        if given_up:
+            x.report(error, np.array(given_up, np.uint32))
+        for i in handle.ids:
+            if i not in unanswered and port.is_owed(i):
+                self._stale[i] = error
+            elif i not in unanswered:
+                self._lost_idle(i, error, recycled)
+        self.counts["recycled" if recycled else "restarts"] += 1
+        self._restart_at[handle.worker_id] = time.monotonic() + delay
+        if self._policy.on_restart is not None:
+            for i in handle.ids:
+                self._policy.on_restart(i, str(error))
+
+    def _answer_for(self, env_id: int, error: ShmenvError, ended: bool, renewed: bool) -> bool:
+        """Find an answer for a command that its worker did not answer. False: there is none, it is to be reported."""
+        port = self._x.port
+        if env_id in self._deferred:
+            self._deferred.discard(env_id)
+            self._retry_at.pop(env_id, None)
+            self._reset_onto_row(env_id, env_id in self._kept)
+            return True
+        if port.code_of(env_id) == _port.RESET or self._was_over(env_id):
+            if not renewed and not self._count_attempt(env_id):
+                self._x.set_state(env_id, NEEDS_RESET)
+                self._forget(env_id)
+                return False
+            self._reset_onto_row(env_id, env_id in self._kept)
+        elif ended:
+            self._reset_onto_row(env_id, keep=True)
+        elif self._policy.restart:
+            self._lose(env_id, str(error))
+        else:
+            self._x.set_state(env_id, NEEDS_RESET)
+            return False
+        return True
+
+    def _was_over(self, env_id: int) -> bool:
+        """Whether the step at hand is one that resets the env (autoreset next_step)."""
+        plane = self._x.port.previous_plane(env_id)
+        return self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id])
+
+    def _lost_idle(self, env_id: int, error: ShmenvError, recycled: bool) -> None:
+        """An env that owes nothing was lost with its worker."""
+        if self._x.state_of(env_id) != READY:
+            return
+        plane = self._x.port.plane_of(env_id)
+        if self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id]):
+            return  # its next step resets it anyway
+        if self._policy.restart or recycled:
+            self._unplayed[env_id] = "its worker was recycled" if recycled else str(error)
+            self._x.set_state(env_id, UNPLAYED)
+        else:
+            self.untold[env_id] = error
+            self._x.set_state(env_id, NEEDS_RESET)
+
+    # -- rows
+
+    def _lose(self, env_id: int, why: str) -> None:
+        """Write the loss row in place of the one that is owed."""
+        port = self._x.port
+        plane, previous = port.plane_of(env_id), port.previous_plane(env_id)
+        self._reward[plane, env_id] = 0
+        self._terminated[plane, env_id], self._truncated[plane, env_id] = False, True
+        disabled = not (self._same_step or self._next_step)
+        self._flags[plane, env_id] = _port.ROW_NEEDS_RESET if disabled else 0
+        for source, target in zip(self._obs, self._lost_to, strict=True):
+            target[plane, env_id] = source[previous, env_id]
+        self.losses[env_id] = why
+        self.counts["losses"] += 1
+        if self._same_step:
+            self._reset_onto_row(env_id, keep=True)
+
+    def _reset_onto_row(self, env_id: int, keep: bool) -> None:
+        """Have the env reset onto the row that is owed; the rest of that row is there already if `keep`."""
+        if keep:
+            self._kept.add(env_id)
+        if env_id in self._reseed and env_id not in self._with_payload:
+            self._x.inbound.write(env_id, self._payload(env_id))
+            self._with_payload.add(env_id)
+        self._reseed.discard(env_id)
+        self._x.port.renew(env_id, keep, env_id in self._with_payload)
+
+    def _payload(self, env_id: int) -> bytes:
+        """Seed for an env that starts anew: its own, moved on by the number of envs for each of its restarts."""
+        seed = self.seeds[env_id]
+        if seed is None:
+            return b""
+        return codec.dump((seed + self._lives[env_id] * self._x.plan.num_envs, None))
+
+    # -- delivery
+
+    def deliver(self, ids: Array, infos: list[bytes], final_infos: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Mark the loss rows among the rows that are handed out now, and settle what concerns their envs."""
+        if self.losses.keys() & set(ids.tolist()):
+            infos, final_infos = infos or [b""] * len(ids), final_infos or [b""] * len(ids)
+            for k, i in enumerate(ids.tolist()):
+                if i in self.losses:
+                    abnormal = {"abnormal": True, "error": self.losses[i]}
+                    info = unpack_info(infos[k])
+                    infos[k] = pack_info({**(info if isinstance(info, dict) else {"info": info}), **abnormal})
+                    final_infos[k] = pack_info(abnormal)
+        for i in ids.tolist():
+            self._forget(i)
+        return infos, final_infos
+
+    def after_delivery(self, ids: Array) -> None:
+        """Envs whose worker had ended after it answered are found lost now. Called with their states up to date."""
+        for i in ids.tolist():
+            if i in self._stale:
+                self._lost_idle(i, self._stale.pop(i), False)
+        tables = (
+            self.losses, self.untold, self.lost_calls, self._unplayed, self._stale, self._reseed, self._attempts,
+            self._kept, self._with_payload, self._deferred, self._retry_at, self._renew_at, self._restart_at,
+            self._renewed,
+        )  # fmt: skip
+        self.quiet = not any(tables)
+
+    def count_episodes(self, ids: Array, ended: Array) -> None:
+        """Have workers replaced that have played enough episodes, once none of their envs owes an answer."""
+        if self._policy.recycle_after is None:
+            return
+        for i in ids[ended].tolist():
+            worker_id = self._x.handle_of(i).worker_id
+            self._episodes[worker_id] = self._episodes.get(worker_id, 0) + 1
+        for worker_id, count in list(self._episodes.items()):
+            handle = self._x.workers.handles[worker_id]
+            if count >= self._policy.recycle_after and not any(self._x.port.is_owed(i) for i in handle.ids):
+                del self._episodes[worker_id]
+                self._x.workers.recycle(worker_id)
+
+
+def _take_due(table: dict[int, float], now: float) -> list[int]:
+    due = sorted(key for key, at in table.items() if at <= now)
+    for key in due:
+        del table[key]
+    return due

@@ -1,0 +1,120 @@
+"""Rows of envs as arrays: views of the segment, or gathered into memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmenv import codec
+from shmenv._port import Port
+from shmenv.batch import Array, Batch
+from shmenv.errors import UsageError
+from shmenv.layout import ArrayNode, assemble, leaves
+from shmenv.plan import Plan
+from shmenv.segment import Spill
+
+Arrays = tuple[Any, Array, Array, Array, Any]  # obs, reward, terminated, truncated, final_obs
+
+
+class Rows:
+    """Reads the rows that the workers have written.
+
+    Called by: the exchange, for rows whose answers are in and not taken yet.
+    """
+
+    def __init__(self, plan: Plan, buffer: Any, port: Port, spill: Spill) -> None:
+        self._plan, self._port, self._spill = plan, port, spill
+        self.obs = plan.rows("obs", buffer)
+        self.final = plan.rows("final_obs", buffer) if plan.has_final_rows else self.obs
+        self.reward = plan.array("reward", buffer)
+        self.terminated, self.truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
+        self.has_objects = len(self.obs) < len(leaves(plan.obs_node))
+
+    def check_out(self, out: Batch, rows: int) -> None:
+        """Refuse a batch that cannot take `rows` rows of this pool."""
+        if not isinstance(out, Batch) or out.is_view:
+            raise UsageError("out must be a batch that owns its memory: one that recv() gathered, or batch.copy()")
+        if len(out) != rows:
+            raise UsageError(f"out has {len(out)} rows, but {rows} come")
+        for target, source in zip(self._arrays_of(out.obs), self.obs, strict=True):
+            if target is None or target.shape[1:] != source.shape[2:] or target.dtype != source.dtype:
+                raise UsageError("out has observations of another shape or dtype than this pool's")
+        if out.reward.shape[1:] != self.reward.shape[2:]:
+            raise UsageError("out has rewards of another shape than this pool's")
+
+    def _arrays_of(self, obs: Any) -> list[Any]:
+        found: list[Any] = []
+        for path, leaf in leaves(self._plan.obs_node):
+            if isinstance(leaf, ArrayNode):
+                try:
+                    value = obs
+                    for key in path:
+                        value = value[key]
+                    found.append(value)
+                except (LookupError, TypeError):
+                    found.append(None)
+        return found
+
+    def notes(self, ids: Array, final: bool, present: int) -> tuple[list[bytes], list[list[Any] | None]]:
+        """Info records of these envs and the object leaves of their observations; `final`: of the ended step."""
+        if not present:
+            return [], [None] * len(ids) if self.has_objects else []
+        infos, objects = self._port.notes_of(ids, final, self.read_spilled)
+        return infos, [codec.load(each) if each else None for each in objects] if self.has_objects else []
+
+    def read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:
+        """A side area that lies in the spill."""
+        return self._spill.read(self._plan.note_region(env_id, plane, final), length)
+
+    def view(self, plane: int, start: int, stop: int, objects: Sequence[Any], final_objects: Sequence[Any]) -> Arrays:
+        """The rows of the envs from `start` to `stop` on one plane, as views."""
+        obs = self._nest([rows[plane, start:stop] for rows in self.obs], objects)
+        final_obs = obs
+        if self._plan.has_final_rows:
+            final_obs = self._nest([rows[plane, start:stop] for rows in self.final], final_objects)
+        span = slice(start, stop)
+        return obs, self.reward[plane, span], self.terminated[plane, span], self.truncated[plane, span], final_obs
+
+    def gather(self, ids: Array, objects: Sequence[Any], final_objects: Sequence[Any], out: Batch | None) -> Arrays:
+        """The rows of these envs, each from its plane, copied into new arrays or those of `out`."""
+        terminated = self._gathered("terminated", self.terminated, ids, None if out is None else out.terminated)
+        truncated = self._gathered("truncated", self.truncated, ids, None if out is None else out.truncated)
+        reward = self._gathered("reward", self.reward, ids, None if out is None else out.reward)
+        obs = self._gathered_obs("obs", self.obs, ids, objects, None if out is None else out.obs)
+        final_obs = obs
+        # Rows where no episode ended mean nothing, so they are not copied for nothing.
+        if self._plan.has_final_rows and (terminated | truncated).any():
+            target = None if out is None or out.final_obs is out.obs else out.final_obs
+            final_obs = self._gathered_obs("final_obs", self.final, ids, final_objects, target)
+        return obs, reward, terminated, truncated, final_obs
+
+    def _gathered_obs(self, name: str, fields: list[Array], ids: Array, objects: Sequence[Any], out: Any) -> Any:
+        targets = [None] * len(fields) if out is None else self._arrays_of(out)
+        arrays = [
+            self._gathered(f"{name}/{k}", field, ids, target)
+            for k, (field, target) in enumerate(zip(fields, targets, strict=True))
+        ]
+        return self._nest(arrays, objects)
+
+    def _gathered(self, name: str, field: Array, ids: Array, target: Array | None) -> Array:
+        row = field.shape[2:]
+        if target is None:
+            target = np.empty((len(ids), *row), field.dtype)
+        if target.nbytes:
+            self._port.gather(ids, self._plan.layout.offset(name), target.nbytes // len(ids), target.ctypes.data)
+        return target
+
+    def _nest(self, arrays: list[Array], objects: Sequence[Any]) -> Any:
+        if not self.has_objects:
+            return assemble(self._plan.obs_node, arrays)
+        array, column = iter(arrays), 0
+        values: list[Any] = []
+        for _, leaf in leaves(self._plan.obs_node):
+            if isinstance(leaf, ArrayNode):
+                values.append(next(array))
+            else:
+                values.append(tuple(None if row is None else row[column] for row in objects))
+                column += 1
+        return assemble(self._plan.obs_node, values)

@@ -75,6 +75,7 @@ class Exchange:
         self._troubles: list[tuple[ShmenvError, int]] = []  # not told yet, each with how many answers it has cost
         self.final_errors: dict[int, ShmenvError] = {}  # the last end of each worker
         self.recovery = Recovery(self, policy)
+        self.counts = self.recovery.counts  # for stats, also while the pool closes
         self._none = Infos.empty(n)
         env_id = self.all_ids.astype(np.int32)
         env_id.flags.writeable = False
@@ -87,6 +88,10 @@ class Exchange:
     def pending(self) -> int:
         """How many answers are owed, lost ones that the caller has not been told of included."""
         return self.port.pending + sum(cost for _, cost in self._troubles)
+
+    def release(self) -> None:
+        """Let go of what refers back here, so that the segment is freed with the last view of it. For good."""
+        del self.recovery
 
     # -- before a command
 

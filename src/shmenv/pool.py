@@ -545,7 +545,7 @@ class Pool:
             "spins": spins,
             "parks": parks,
             "heartbeats": heartbeats,
-            **exchange.recovery.counts,
+            **exchange.counts,
             "workers": workers,
         }
 
@@ -578,6 +578,7 @@ class Pool:
             finally:
                 self._final_stats = self._stats(exchange)
                 self._finalizer()
+                exchange.release()
                 del self._exchange  # the segment is freed with the last view of it that the caller holds
         finally:
             if not mine:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -55,19 +56,22 @@ def build_threads(directory: Path, *flags: str) -> Path:
 
 def explore(full: bool) -> int:
     """Run every scenario; 0 if each came out as it should."""
-    with tempfile.TemporaryDirectory() as scratch:
+    arguments = ["--full"] if full else []
+    worst = 0
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as threads:
         directory = Path(scratch)
         model = build_model(directory)
-        arguments = ["--full"] if full else []
-        return max(
-            subprocess.run([build_explorer(directory, topic, model), "--trace", *arguments]).returncode
-            for topic in TOPICS
-        )
+        programs = [build_explorer(directory, topic, model) for topic in TOPICS]
+        commands = [[program, "--trace", *arguments] for program in programs]
+        for run in threads.map(lambda command: subprocess.run(command, stdout=subprocess.PIPE, text=True), commands):
+            print(run.stdout, end="", flush=True)
+            worst = max(worst, abs(run.returncode))
+    return worst
 
 
 def run_threads(*flags: str) -> int:
     """Run threads.c, built with `flags`."""
-    # The runtime of ThreadSanitizer up to gcc 13 cannot place its shadow where a kernel randomises addresses by 32 bits.
+    # ThreadSanitizer's runtime up to gcc 13 cannot start where a kernel randomises addresses by more than 28 bits.
     plain = ["setarch", "-R"]
     if not shutil.which("setarch") or subprocess.run([*plain, "true"], capture_output=True).returncode:
         plain = []

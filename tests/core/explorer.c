@@ -63,9 +63,9 @@ static int insert(uint64_t *slots, size_t size, uint64_t key) {
     return known;
 }
 static int met_before(void) {
-    uint64_t key = model_state() * 31 + (uint64_t)(run.last + 1);
-    key = key * 31 + (uint64_t)(run.preemptions_left << 8 | run.kills_left << 4 | run.signals_left);
-    key |= 1; /* 0 marks a free slot */
+    uint64_t left = (uint64_t)(run.preemptions_left << 8 | run.kills_left << 4 | run.signals_left);
+    uint64_t key = model_state(left << 8 | (uint64_t)(run.last + 1));
+    key += !key; /* 0 marks a free slot */
     if (met.used * 2 >= met.size) {
         size_t size = met.size ? met.size * 2 : 1 << 16;
         uint64_t *slots = calloc(size, sizeof *slots);

@@ -41,7 +41,7 @@ extern model_world world;
 /* model.c */
 void model_begin(const scenario *s, int stale_bound);
 void model_forget(void);            /* between two scenarios */
-uint64_t model_state(void);         /* hash of memory, threads and futex queues */
+uint64_t model_state(uint64_t search); /* hash of memory, threads, futex queues, and what the search adds */
 void model_kill(int index);         /* and the next model_start starts with what it had seen */
 void model_wake(int index, int result);
 void model_trace(int on);

@@ -36,9 +36,12 @@ static view newborn; /* what a thread started outside of threads has seen */
 static int tracing;
 model_world world;
 
+/* A step of a hash; the finaliser of splitmix64, since two states taken for one would hide executions. */
 static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ hash >> 29;
+    hash = hash * UINT64_C(0xD1342543DE82EF95) + value + UINT64_C(0x9E3779B97F4A7C15);
+    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+    return hash ^ hash >> 31;
 }
 static void join(view *into, const view *from) {
     for (size_t i = 0; i < sizeof(view); i++)
@@ -376,8 +379,9 @@ static uint64_t hash_view(const view *v, const view *base) {
         above.at[i] = v->at[i] > base->at[i] ? v->at[i] - base->at[i] : 0;
     uint64_t words[sizeof(view) / 8], hash = 0;
     memcpy(words, &above, sizeof words);
-    for (size_t i = 0; i < sizeof(view) / 8; i++)
-        hash += (words[i] >> 32 | words[i] << 32) * (UINT64_C(0x9E3779B97F4A7C15) + 2 * i) ^ words[i];
+    for (size_t i = 0; i < sizeof(view) / 8; i++) /* independent of each other, so that they overlap; mostly zeros */
+        if (words[i])
+            hash += mix(i + 1, words[i]);
     return hash;
 }
 /* The oldest message of each location that a thread which uses the location may still read. Threads that are not yet
@@ -406,16 +410,16 @@ uint64_t model_last(void *word) {
     const location *l = &memory[locate(word, 0)];
     return l->messages[l->count - 1].value;
 }
-uint64_t model_state(void) {
+uint64_t model_state(uint64_t search) {
     view base = {{0}};
     find_base(&base);
-    uint64_t hash = mix((uint64_t)world.stale_left, hash_view(&sc_seen, &base));
+    uint64_t hash = mix(mix(search, (uint64_t)world.stale_left), hash_view(&sc_seen, &base));
     for (int at = 0; at < block.count; at++) {
         const location *l = &memory[at];
         uint64_t own = (uint64_t)at;
         for (int i = base.at[at]; i < l->count; i++) {
             const message *m = &l->messages[i];
-            own = mix(mix(own, m->value + ((uint64_t)(i > base.at[at] && m->continues) << 63)), hash_view(&m->carries, &base));
+            own = mix(mix(own, m->value + ((uint64_t)(i > base.at[at] && m->continues) << 62)), hash_view(&m->carries, &base));
         }
         uint64_t clocks = l->written > base.at[LOCATIONS + l->writer] 
                               ? (uint64_t)(l->writer << 8 | (l->written - base.at[LOCATIONS + l->writer]))

@@ -30,7 +30,7 @@ EQUIVALENT: dict[str, str] = {
 }
 """Name of a mutant that behaves as the original does: why."""
 
-_WEAKER = {
+_WEAKER: dict[str, dict[str, tuple[str, ...]]] = {
     "LOAD": {"seq_cst": ("acquire", "relaxed"), "acquire": ("relaxed",)},
     "STORE": {"seq_cst": ("release", "relaxed"), "release": ("relaxed",)},
     "ADD": {"seq_cst": ("acq_rel", "relaxed"), "acq_rel": ("relaxed",)},
@@ -84,9 +84,7 @@ def changed_steps(codes: dict[str, str]) -> list[Mutant]:
     for entry in re.split(r"^@ ", STEPS.read_text(), flags=re.MULTILINE)[1:]:
         title, *lines = entry.splitlines()
         header, name = title.split(" ", 1)
-        old, new = (
-            "".join(line[1:].strip() + "\n" for line in lines if line.startswith(sign)) for sign in ("-", "+")
-        )
+        old, new = ("".join(line[1:].strip() + "\n" for line in lines if line.startswith(sign)) for sign in ("-", "+"))
         places = ("\n" + codes[header]).count("\n" + old)
         if places != 1:
             raise LookupError(f"steps.txt, {title}: the lines to go stand in the header {places} times:\n{old}")

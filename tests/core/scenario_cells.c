@@ -74,23 +74,28 @@ static void setup(const void *with) {
 }
 static void succeed(int unused) { model_start("successor", write_all, unused, 0); }
 
-static const cells_case two = {2, 3, 1, 3, 0, 0, 0, 0}, three = {3, 4, 1, 2, 0, 0, 0, 0}, four = {4, 6, 1, 2, 0, 0, 0, 0},
-                        killed = {2, 3, 1, 2, 0, 1, 0, 0}, killed_three = {3, 4, 1, 2, 0, 1, 0, 0},
-                        in_place = {3, 4, 1, 2, 0, 0, 0, 1}, awaited = {3, 2, 1, 0, 1, 0, 0, 0}, spun = {3, 2, 1, 0, 1, 0, 1, 0},
-                        awaited_by_two = {3, 2, 2, 0, 1, 0, 0, 0}, awaited_killed = {3, 2, 2, 0, 1, 1, 0, 0};
-#define CELLS(text, how, switches, killed_, interrupted) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = switches, .stale = 2, \
-      .kills = killed_, .signals = interrupted, .heartbeat = 1, .full = 1 }
+static const cells_case two = {.cells = 2, .versions = 3, .readers = 1, .reads = 3},
+                        three = {.cells = 3, .versions = 4, .readers = 1, .reads = 2},
+                        four = {.cells = 4, .versions = 6, .readers = 1, .reads = 2},
+                        in_place = {.cells = 3, .versions = 4, .readers = 1, .reads = 2, .in_place = 1},
+                        two_killed = {.cells = 2, .versions = 3, .readers = 1, .reads = 2, .mortal = 1},
+                        three_killed = {.cells = 3, .versions = 4, .readers = 1, .reads = 2, .mortal = 1},
+                        awaited = {.cells = 3, .versions = 2, .readers = 1, .waits = 1},
+                        spun = {.cells = 3, .versions = 2, .readers = 1, .waits = 1, .spin = 1},
+                        by_two = {.cells = 3, .versions = 2, .readers = 2, .waits = 1},
+                        by_two_killed = {.cells = 3, .versions = 2, .readers = 2, .waits = 1, .mortal = 1};
+#define CELLS(text, how, ...) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .heartbeat = 1, .stale = 2, __VA_ARGS__ }
 const scenario scenarios[] = {
-    CELLS("2 cells", two, 3, 0, 0),
-    CELLS("3 cells", three, 2, 0, 0),
-    CELLS("4 cells", four, 2, 0, 0),
-    CELLS("3 cells, read in place", in_place, 2, 0, 0),
-    CELLS("2 cells, writer killed and succeeded", killed, 2, 1, 0),
-    CELLS("3 cells, writer killed and succeeded", killed_three, 2, 1, 0),
-    CELLS("cells, awaited", awaited, 3, 0, 0),
-    CELLS("cells, awaited with spinning", spun, 3, 0, 0),
-    CELLS("cells, awaited by two, interrupted", awaited_by_two, 1, 0, 1),
-    CELLS("cells, awaited by two, writer killed and succeeded", awaited_killed, 1, 1, 0),
+    CELLS("2 cells", two, .preemptions = 3, .full = 2),
+    CELLS("3 cells", three, .preemptions = 2, .full = 2),
+    CELLS("4 cells", four, .preemptions = 2, .full = 2),
+    CELLS("3 cells, read in place", in_place, .preemptions = 2, .full = 2),
+    CELLS("2 cells, writer killed and succeeded", two_killed, .preemptions = 2, .kills = 1, .full = 2),
+    CELLS("3 cells, writer killed and succeeded", three_killed, .preemptions = 2, .kills = 1, .full = 1),
+    CELLS("cells, awaited", awaited, .preemptions = 3, .full = 2),
+    CELLS("cells, awaited with spinning", spun, .preemptions = 3, .full = 2),
+    CELLS("cells, awaited by two, interrupted", by_two, .preemptions = 1, .signals = 1, .full = 1),
+    CELLS("cells, awaited by two, writer killed and succeeded", by_two_killed, .preemptions = 1, .kills = 1, .full = -1),
     {0},
 };

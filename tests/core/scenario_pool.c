@@ -203,30 +203,40 @@ static void check_count(void) {
     model_check(c->mortal || c->renew || !lost, "an answer is lost though nobody died");
 }
 
-static const pool_case one = {1, 1, 3, 1, 0, 0, 0, 0}, grouped = {1, 2, 2, 2, 0, 0, 0, 0}, first = {1, 2, 2, 1, 0, 0, 0, 0},
-                       two = {2, 1, 2, 2, 0, 0, 0, 0}, two_first = {2, 1, 2, 1, 0, 0, 0, 0}, spun = {2, 1, 1, 2, 0, 0, 1, 0},
-                       four = {2, 2, 1, 3, 0, 0, 0, 0}, ending = {1, 1, 2, 1, 1, 0, 0, 0},
-                       one_killed = {1, 1, 2, 1, 0, 1, 0, 0}, ending_killed = {1, 1, 2, 1, 1, 1, 0, 0},
-                       grouped_killed = {1, 2, 1, 2, 0, 1, 0, 0}, two_killed = {2, 1, 1, 2, 0, 1, 0, 0},
-                       two_first_killed = {2, 1, 2, 1, 0, 1, 0, 0}, renewed = {1, 1, 3, 1, 0, 0, 0, 1};
-#define POOL(text, how, switches, old, killed, interrupted, more) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .at_end = check_count, \
-      .preemptions = switches, .stale = old, .kills = killed, .signals = interrupted, .full = more }
+static const pool_case one = {.workers = 1, .envs = 1, .rounds = 3, .need = 1},
+                       renewed = {.workers = 1, .envs = 1, .rounds = 3, .need = 1, .renew = 1},
+                       grouped = {.workers = 1, .envs = 2, .rounds = 2, .need = 2},
+                       first = {.workers = 1, .envs = 2, .rounds = 2, .need = 1},
+                       two = {.workers = 2, .envs = 1, .rounds = 2, .need = 2},
+                       two_first = {.workers = 2, .envs = 1, .rounds = 2, .need = 1},
+                       spun = {.workers = 2, .envs = 1, .rounds = 1, .need = 2, .spin = 1},
+                       four = {.workers = 2, .envs = 2, .rounds = 1, .need = 3},
+                       ending = {.workers = 1, .envs = 1, .rounds = 2, .need = 1, .ends = 1},
+                       one_killed = {.workers = 1, .envs = 1, .rounds = 2, .need = 1, .mortal = 1},
+                       ending_killed = {.workers = 1, .envs = 1, .rounds = 2, .need = 1, .ends = 1, .mortal = 1},
+                       grouped_killed = {.workers = 1, .envs = 2, .rounds = 1, .need = 2, .mortal = 1},
+                       two_killed = {.workers = 2, .envs = 1, .rounds = 1, .need = 2, .mortal = 1},
+                       two_first_killed = {.workers = 2, .envs = 1, .rounds = 2, .need = 1, .mortal = 1};
+#define POOL(text, how, ...) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .at_end = check_count, __VA_ARGS__ }
 const scenario scenarios[] = {
-    POOL("pool, one env", one, 2, 2, 0, 0, 1),
-    POOL("pool, one env, interrupted", one, 1, 1, 0, 1, 1),
-    POOL("pool, a worker of two envs", grouped, 2, 1, 0, 0, 1),
-    POOL("pool, a worker of two envs, first 1", first, 2, 1, 0, 0, 1),
-    POOL("pool, two workers", two, 1, 1, 0, 0, 1),
-    POOL("pool, two workers, first 1", two_first, 1, 1, 0, 0, 1),
-    POOL("pool, two workers, with spinning", spun, 1, 1, 0, 0, 1),
-    POOL("pool, two workers of two envs, first 3", four, 1, 1, 0, 0, 1),
-    POOL("pool, episodes that end", ending, 2, 1, 0, 0, 1),
-    POOL("pool, the worker told to quit and succeeded", renewed, 2, 1, 0, 0, 1),
-    POOL("pool, the worker killed and succeeded", one_killed, 1, 1, 1, 0, 1),
-    POOL("pool, episodes that end, the worker killed", ending_killed, 1, 1, 1, 0, 1),
-    POOL("pool, a worker of two envs killed", grouped_killed, 1, 1, 1, 0, 1),
-    POOL("pool, two workers, one killed", two_killed, 0, 1, 1, 0, 1),
-    POOL("pool, two workers, both killed, first 1", two_first_killed, 0, 0, 2, 0, 1),
+    POOL("pool, one env", one, .preemptions = 2, .stale = 2, .full = 2),
+    POOL("pool, one env, interrupted", one, .preemptions = 1, .stale = 1, .signals = 1, .full = 2),
+    POOL("pool, a worker of two envs", grouped, .preemptions = 2, .stale = 1, .full = 1),
+    POOL("pool, a worker of two envs, first 1", first, .preemptions = 2, .stale = 1, .full = 1),
+    POOL("pool, two workers", two, .preemptions = 1, .stale = 1, .full = 1),
+    POOL("pool, two workers, first 1", two_first, .preemptions = 1, .stale = 1, .full = 1),
+    POOL("pool, two workers, with spinning", spun, .preemptions = 1, .stale = 1, .full = 1),
+    POOL("pool, two workers of two envs, first 3", four, .preemptions = 1, .stale = 1, .full = 1),
+    POOL("pool, episodes that end", ending, .preemptions = 2, .stale = 1, .full = 2),
+    POOL("pool, the worker told to quit and succeeded", renewed, .preemptions = 2, .stale = 1, .full = 2),
+    POOL("pool, the worker killed and succeeded", one_killed, .preemptions = 1, .stale = 1, .kills = 1, .full = 2),
+    POOL("pool, episodes that end, the worker killed", ending_killed, .preemptions = 1, .stale = 1, .kills = 1,
+         .full = 2),
+    POOL("pool, a worker of two envs killed", grouped_killed, .preemptions = 1, .stale = 1, .kills = 1, .full = 2),
+    POOL("pool, two workers, one killed", two_killed, .preemptions = 0, .stale = 1, .kills = 1, .full = 1),
+    POOL("pool, two workers, both killed", two_killed, .preemptions = 0, .stale = 1, .kills = 2, .full = -1),
+    POOL("pool, two workers, both killed, first 1", two_first_killed, .preemptions = 0, .stale = 0, .kills = 2,
+         .full = -1),
     {0},
 };

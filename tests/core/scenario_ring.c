@@ -63,20 +63,22 @@ static void succeed(int consumer) {
         model_start("successor", produce, 0, 0);
 }
 
-static const ring_case one = {1, 0, 3, 0, 0, 0}, two = {2, 1, 4, 0, 0, 0}, odd = {3, 3, 5, 0, 0, 0},
-                       spun = {2, 1, 4, 0, 0, 1}, killed_producer = {2, 1, 4, 1, 0, 0},
-                       killed_consumer = {2, 1, 4, 0, 1, 0}, killed_both = {1, 0, 3, 1, 1, 0};
-#define RING(text, how, killed, interrupted) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .preemptions = (killed) ? 1 : 2, .stale = 2, \
-      .kills = killed, .signals = interrupted, .heartbeat = 1, .full = 1 }
+static const ring_case one = {.capacity = 1, .mask = 0, .items = 3}, two = {.capacity = 2, .mask = 1, .items = 4},
+                       odd = {.capacity = 3, .mask = 3, .items = 5},
+                       spun = {.capacity = 2, .mask = 1, .items = 4, .spin = 1},
+                       producer = {.capacity = 2, .mask = 1, .items = 4, .mortal_producer = 1},
+                       consumer = {.capacity = 2, .mask = 1, .items = 4, .mortal_consumer = 1},
+                       both = {.capacity = 1, .mask = 0, .items = 3, .mortal_producer = 1, .mortal_consumer = 1};
+#define RING(text, how, ...) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = succeed, .heartbeat = 1, .stale = 2, __VA_ARGS__ }
 const scenario scenarios[] = {
-    RING("ring of 1", one, 0, 0),
-    RING("ring of 2", two, 0, 0),
-    RING("ring of 3 in 4 cells", odd, 0, 0),
-    RING("ring, with spinning", spun, 0, 0),
-    RING("ring, interrupted", two, 0, 1),
-    RING("ring, producer killed and succeeded", killed_producer, 1, 0),
-    RING("ring, consumer killed and succeeded", killed_consumer, 1, 0),
-    RING("ring, both killed and succeeded", killed_both, 2, 0),
+    RING("ring of 1", one, .preemptions = 2, .full = 2),
+    RING("ring of 2", two, .preemptions = 2, .full = 2),
+    RING("ring of 3 in 4 cells", odd, .preemptions = 2, .full = 1),
+    RING("ring, with spinning", spun, .preemptions = 2, .full = 1),
+    RING("ring, interrupted", two, .preemptions = 2, .signals = 1, .full = 1),
+    RING("ring, producer killed and succeeded", producer, .preemptions = 1, .kills = 1, .full = 1),
+    RING("ring, consumer killed and succeeded", consumer, .preemptions = 1, .kills = 1, .full = 1),
+    RING("ring, both killed and succeeded", both, .preemptions = 1, .kills = 2, .full = 1),
     {0},
 };

@@ -101,27 +101,28 @@ static void after_kill(int who) {
         model_start("watcher", tell, 0, 0);
 }
 
-static const semaphore_case alerted = {.news = 2}, spun_alerted = {.news = 2, .spin = 1};
-static const semaphore_case singly = {{{1, 1, 1}}, {1, 1, 1}, 0, 0, 0, 0}, jointly = {{{1, 1}, {1, 1}}, {3, 1}, 0, 0, 0, 0},
-                            lumps = {{{2, 1}, {1}}, {2, 2}, 0, 0, 0, 0}, spun = {{{1, 1}, {1}}, {2, 1}, 0, 0, 1, 0},
-                            three_posters = {{{1}, {1}, {1}}, {2, 1}, 0, 0, 0, 0},
-                            killed_poster = {{{1, 1}, {1, 1}}, {3, 1}, 1, 0, 0, 0},
-                            killed_waiter = {{{1, 1}, {1, 1}}, {2, 1, 1}, 0, 1, 0, 0},
-                            killed_any = {{{1}, {1}}, {2}, 1, 1, 0, 0};
-#define SEMAPHORE(text, how, switches, killed, interrupted) \
-    { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .preemptions = switches, .stale = 2, \
-      .kills = killed, .signals = interrupted, .full = 1 }
+static const semaphore_case singly = {.posts = {{1, 1, 1}}, .need = {1, 1, 1}},
+                            jointly = {.posts = {{1, 1}, {1, 1}}, .need = {3, 1}},
+                            lumps = {.posts = {{2, 1}, {1}}, .need = {2, 2}},
+                            spun = {.posts = {{1, 1}, {1}}, .need = {2, 1}, .spin = 1},
+                            three = {.posts = {{1}, {1}, {1}}, .need = {2, 1}}, alerted = {.news = 2},
+                            spun_alerted = {.news = 2, .spin = 1},
+                            poster = {.posts = {{1, 1}, {1, 1}}, .need = {3, 1}, .mortal_posters = 1},
+                            waiter = {.posts = {{1, 1}, {1, 1}}, .need = {2, 1, 1}, .mortal_waiter = 1},
+                            any = {.posts = {{1}, {1}}, .need = {2}, .mortal_posters = 1, .mortal_waiter = 1};
+#define SEMAPHORE(text, how, ...) \
+    { .name = text, .with = &(how), .setup = setup, .on_kill = after_kill, .stale = 2, __VA_ARGS__ }
 const scenario scenarios[] = {
-    SEMAPHORE("semaphore, one poster", singly, 3, 0, 0),
-    SEMAPHORE("semaphore, two posters, 3 then 1", jointly, 2, 0, 0),
-    SEMAPHORE("semaphore, posts of several units", lumps, 2, 0, 0),
-    SEMAPHORE("semaphore, with spinning", spun, 2, 0, 0),
-    SEMAPHORE("semaphore, three posters", three_posters, 2, 0, 0),
-    SEMAPHORE("semaphore, two alerts", alerted, 3, 0, 0),
-    SEMAPHORE("semaphore, two alerts, with spinning", spun_alerted, 3, 0, 0),
-    SEMAPHORE("semaphore, interrupted", jointly, 1, 0, 1),
-    SEMAPHORE("semaphore, a poster killed", killed_poster, 1, 1, 0),
-    SEMAPHORE("semaphore, the waiter killed and succeeded", killed_waiter, 1, 1, 0),
-    SEMAPHORE("semaphore, any two killed", killed_any, 1, 2, 0),
+    SEMAPHORE("semaphore, one poster", singly, .preemptions = 3, .full = 2),
+    SEMAPHORE("semaphore, two posters, 3 then 1", jointly, .preemptions = 2, .full = 1),
+    SEMAPHORE("semaphore, posts of several units", lumps, .preemptions = 2, .full = 1),
+    SEMAPHORE("semaphore, with spinning", spun, .preemptions = 2, .full = 1),
+    SEMAPHORE("semaphore, three posters", three, .preemptions = 2, .full = 1),
+    SEMAPHORE("semaphore, two alerts", alerted, .preemptions = 3, .full = 2),
+    SEMAPHORE("semaphore, two alerts, with spinning", spun_alerted, .preemptions = 3, .full = 1),
+    SEMAPHORE("semaphore, interrupted", jointly, .preemptions = 1, .signals = 1, .full = 1),
+    SEMAPHORE("semaphore, a poster killed", poster, .preemptions = 1, .kills = 1, .full = 1),
+    SEMAPHORE("semaphore, the waiter killed and succeeded", waiter, .preemptions = 1, .kills = 1, .full = 1),
+    SEMAPHORE("semaphore, any two killed", any, .preemptions = 1, .kills = 2, .full = -1),
     {0},
 };

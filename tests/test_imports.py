@@ -19,18 +19,8 @@ ORDER = [
     *("errors", "codec", "_memory", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer"),
     *("info", "starting"),
     *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "rows"),
-    *(
-        "recovery",
-        "exchange",
-        "pool",
-        "wrappers",
-        "timestep",
-        "managed",
-        "manager_config",
-        "manager_base",
-        "manager",
-        "registry",
-    ),
+    *("recovery", "exchange", "preloaded", "pool", "wrappers", "timestep", "managed", "manager_config"),
+    *("manager_base", "manager", "registry"),
     *("shmenv", "adapters", "cli", "__main__"),
 ]
 CYTHON_IMPORT = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[\w., \t]+))", re.MULTILINE)

@@ -235,6 +235,41 @@ def test_ctrl_c_while_workers_import_is_one_keyboard_interrupt(
     assert errors.count("Traceback") == 1, errors
 
 
+def test_ctrl_c_while_the_fork_server_imports_is_one_keyboard_interrupt(
+    start_script: Callable[..., Script],
+) -> None:
+    """Covers the fork server's own traceback; its other children still get Ctrl-C as they would without a pool."""
+    script = start_script(
+        """
+        import multiprocessing, signal, sys, time
+        import shmenv
+        from envs import ScriptedEnv
+
+        def blocked():
+            sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()) or signal.getsignal(signal.SIGINT)
+                     is not signal.default_int_handler)
+
+        if __name__ == "__main__":
+            try:
+                print("starting", flush=True)
+                shmenv.Pool([ScriptedEnv], context="forkserver")
+                print("started", flush=True)
+                time.sleep(30)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            child = multiprocessing.get_context("forkserver").Process(target=blocked)
+            child.start()
+            child.join()
+            print(child.exitcode)
+        """
+    )
+    assert script.line() == "starting"
+    os.killpg(script.process.pid, signal.SIGINT)
+    code, out, errors = script.finish(30)
+    assert (code, errors) == (0, "")
+    assert out.split()[-2:] == ["interrupted", "0"]
+
+
 def test_a_pool_outlives_the_thread_that_made_it() -> None:
     """Covers workers tied to the thread that started them, not to its process."""
     call = Call(lambda: shmenv.Pool([ScriptedEnv] * 2, context="forkserver", num_workers=2))

@@ -38,35 +38,56 @@ def warn_of_threads(method: str) -> None:
         )
 
 
-def preload(context: multiprocessing.context.BaseContext) -> None:
-    """Let a fork server that is not running yet import the worker once, instead of every worker anew."""
+def prepare(context: multiprocessing.context.BaseContext) -> None:
+    """Start the processes that multiprocessing needs beside the workers, if they do not run yet.
+
+    A fork server of ours imports the worker once, instead of every worker anew, and is not disturbed in that by Ctrl-C.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    if context.get_start_method() == "fork":
+        return
+    multiprocessing.resource_tracker.ensure_running()
+    if context.get_start_method() != "forkserver":
+        return
     server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
-    untouched = getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None
-    if context.get_start_method() == "forkserver" and untouched:
-        context.set_forkserver_preload(["shmenv.worker"])
+    if getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None:
+        context.set_forkserver_preload(["shmenv.preloaded"])
+        with interrupts_held():
+            multiprocessing.forkserver.ensure_running()
+    else:  # the user's: held interrupts would be handed down to all its processes
+        multiprocessing.forkserver.ensure_running()
 
 
 @contextlib.contextmanager
-def interrupts_held(method: str) -> Iterator[None]:
-    """Hold Ctrl-C back until a worker is started and recorded.
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until a process is started and recorded, so that it is ended if the start is given up.
 
-    The worker inherits that, until it ignores Ctrl-C: else it would print a traceback of its own from amid its imports.
-    A fork server would hand it down to every process of the user's as well; its workers have `QuietName`.
+    A child inherits the mask, until it ignores Ctrl-C: else it would print a traceback from amid its imports.
+    For the caller the mask is not enough: any other thread, numpy has some, takes the signal in this one's place.
     """
-    if method == "forkserver":
-        yield
-        return
-    if method == "spawn":  # starts the tracker, too, which lets Ctrl-C through again; so it is started before
-        multiprocessing.resource_tracker.ensure_running()
+    came: list[Any] = []
+    handler = signal.getsignal(signal.SIGINT)
+    held = callable(handler) and threading.current_thread() is threading.main_thread()  # no other is interrupted
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if held:
+        signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if held:
+            signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(*came[0])
 
 
 class QuietName(str):
-    """A process name whose unpickling, the first of all in a new process, makes that process ignore Ctrl-C."""
+    """A process name whose unpickling, the first of all in a new process, makes that process ignore Ctrl-C.
+
+    For the children of a fork server, which inherit nothing from their real parent.
+    """
 
     __slots__ = ()
 

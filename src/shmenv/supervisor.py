@@ -24,7 +24,7 @@ from shmenv.cpu import limited_threads
 from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerError, WorkerTimeoutError
 from shmenv.plan import Plan
 from shmenv.segment import Segment, StackLog
-from shmenv.starting import GUARD_HINT, NO_MAIN_GUARD, QuietName, default_method_kept, interrupts_held, preload
+from shmenv.starting import GUARD_HINT, NO_MAIN_GUARD, QuietName, default_method_kept, interrupts_held, prepare
 
 logger = logging.getLogger("shmenv")
 
@@ -130,13 +130,18 @@ class Supervisor:
             WorkerDiedError: a worker ended instead.
             ResourceError, UsageError: no process could be started.
         """
-        method = self._context.get_start_method()
         with limited_threads(), default_method_kept():  # a fork server started here hands the limits down, too
-            preload(self._context)
+            self._prepare()
             for worker_id in range(len(self._ranges)):
-                with interrupts_held(method):
+                with interrupts_held():
                     self.handles.append(self._start_one(worker_id, 0))
         return self._reports()
+
+    def _prepare(self) -> None:
+        try:
+            prepare(self._context)
+        except OSError as error:
+            raise ResourceError(error.errno, f"no workers can be started: {error.strerror}") from error
 
     def _start_one(self, worker_id: int, generation: int) -> Handle:
         try:
@@ -278,9 +283,11 @@ class Supervisor:
             old = self.handles[worker_id]
             self._dismiss(old)
             self._recycled.discard(worker_id)
-            with limited_threads():
-                self.handles[worker_id] = self._start_one(worker_id, old.generation + 1)
-            self._watch_one(self.handles[worker_id])
+            with limited_threads(), default_method_kept():
+                self._prepare()
+                with interrupts_held():
+                    self.handles[worker_id] = self._start_one(worker_id, old.generation + 1)
+                    self._watch_one(self.handles[worker_id])
 
     def kill(self, worker_id: int) -> None:
         """End a worker at once, so that a successor takes its place."""

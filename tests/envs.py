@@ -249,9 +249,6 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
-    def modules(self) -> list[str]:
-        return sorted(sys.modules)
-
     def blob(self, size: int) -> bytes:
         return bytes(range(256)) * (size // 256)
 

@@ -89,7 +89,7 @@ def test_of_the_envs_that_are_ready_none_comes_twice_before_the_others(make_pool
     pool.send(actions(4))
     order = []
     for steps in range(4, 16):
-        eventually(lambda steps=steps: settled(pool, steps))  # type: ignore[misc]
+        eventually(partial(settled, pool, steps))
         order += pool.recv().env_id.tolist()
         pool.send(actions(1), env_id=order[-1])
     assert [sorted(order[k : k + 4]) for k in (0, 4, 8)] == [[0, 1, 2, 3]] * 3

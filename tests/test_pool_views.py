@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,18 +63,18 @@ def test_a_view_ends_when_its_rows_are_written_not_when_others_are(make_pool: Ma
 def test_a_copy_outlives_every_step(make_pool: MakePool) -> None:
     pool = make_pool([MixedEnv] * 2)
     batch = pool.reset(seed=1)
-    copy = batch.copy()
-    assert not copy.is_view and copy.valid()
+    own = batch.copy()
+    assert not own.is_view and own.valid()
     pool.action_space.seed(0)
     again = [pool.step([pool.action_space.sample() for _ in range(2)]) for _ in range(6)]
-    assert copy.valid() and len(again) == 6
+    assert own.valid() and len(again) == 6
     other = make_pool([MixedEnv] * 2).reset(seed=1)
     for leaf, expected in (
-        (copy.obs["image"], other.obs["image"]),
-        (copy.obs["inner"][1]["half"], other.obs["inner"][1]["half"]),
+        (own.obs["image"], other.obs["image"]),
+        (own.obs["inner"][1]["half"], other.obs["inner"][1]["half"]),
     ):
         assert np.array_equal(leaf, expected)
-    assert copy.obs["word"] == other.obs["word"]
+    assert own.obs["word"] == other.obs["word"]
 
 
 def test_a_copying_pool_gives_copies(make_pool: MakePool) -> None:
@@ -117,10 +119,10 @@ def test_final_observations_are_as_valid_as_the_batch(make_pool: MakePool) -> No
     assert first.final_obs.tolist() == [[0, 1]] * 2 and first.obs.tolist() == [[1, 0]] * 2
     second = pool.step(actions(2))
     assert first.final_obs.tolist() == [[0, 1]] * 2
-    copy = second.copy()
+    own = second.copy()
     for _ in range(3):
         pool.step(actions(2))
-    assert copy.final_obs.tolist() == [[1, 1]] * 2 and copy.obs.tolist() == [[2, 0]] * 2
+    assert own.final_obs.tolist() == [[1, 1]] * 2 and own.obs.tolist() == [[2, 0]] * 2
 
 
 def test_recv_into_an_earlier_batch_reuses_its_memory(make_pool: MakePool) -> None:
@@ -178,10 +180,10 @@ def test_views_stay_readable_after_the_pool_is_closed_and_gone(make_pool: MakePo
 def test_a_view_says_so_when_its_pool_is_closed(make_pool: MakePool) -> None:
     pool = make_pool([WalkEnv] * 2)
     batch = pool.reset(seed=3)
-    copy = batch.copy()
+    own = batch.copy()
     pool.close()
-    assert np.array_equal(batch.obs, copy.obs)
-    assert copy.valid()
+    assert np.array_equal(batch.obs, own.obs)
+    assert own.valid()
 
 
 def test_debugging_poisons_rows_that_are_given_up(make_pool: MakePool, gate: Callable[[int], Gate]) -> None:
@@ -197,3 +199,22 @@ def test_debugging_poisons_rows_that_are_given_up(make_pool: MakePool, gate: Cal
     for door in held:
         os.close(door)
     assert pool.recv(timeout=10).obs.tolist() == [[0, 2]] * 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_a_batch_travels_as_a_copy(make_pool: MakePool, mode: str, duplicate: Callable[[Any], Any]) -> None:
+    """Covers batches that are handed to a learner in another process."""
+    pool = make_pool([partial(ScriptedEnv, length=1)] * 2, autoreset=mode)
+    pool.reset()
+    batch = pool.step(actions(2))
+    assert batch.is_view
+    twin = duplicate(batch)
+    assert not twin.is_view and twin.valid()
+    assert (twin.final_obs is twin.obs) == (mode == "next_step")
+    pool.step(actions(2))
+    pool.step(actions(2))
+    assert twin.obs.tolist() == [[1, 0] if mode == "same_step" else [0, 1]] * 2
+    assert twin.final_obs.tolist() == [[0, 1]] * 2
+    assert twin.env_id.tolist() == [0, 1] and twin.reward.tolist() == [1, 1] and twin.terminated.all()
+    assert list(twin.info) == [{}, {}]

@@ -99,6 +99,15 @@ class Batch:
             self.final_info,
         )
 
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, and deep-copied, as a copy: the pool's memory does not travel."""
+        return Batch, (
+            self.env_id, self.obs, self.reward, self.terminated, self.truncated, self.info, self.final_obs,
+            self.final_info,
+        )  # fmt: skip
+
 
 def copy_tree(value: Any) -> Any:
     """Dicts, tuples and arrays copied at every depth; other objects are immutable here or belong to the batch alone."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from envs import Gate
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 Space = gymnasium.Space[Any]
@@ -65,6 +66,18 @@ class FailingWalkEnv(WalkEnv):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         raise ValueError("lost its way")
+
+
+class GatedWalkEnv(WalkEnv):
+    """Stands before a gate in every step."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = Gate(gate)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.gate.wait()
+        return super().step(action)
 
 
 class BufferEnv(_SeededEnv):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from envs import Gate
 from reference import MODES, Loop, Row, check, stack
-from seeded import BoundEnv, BufferEnv, FailingWalkEnv, MixedEnv, VectorRewardEnv, WalkEnv
+from seeded import BoundEnv, BufferEnv, FailingWalkEnv, GatedWalkEnv, MixedEnv, VectorRewardEnv, WalkEnv
+from support import eventually
 
 import shmenv
 
@@ -206,3 +211,41 @@ def test_counters_that_wrap_change_no_value(
     monkeypatch.setattr("shmenv.exchange.Exchange.first_command", 2**32 - 20)
     pool = make_pool([MixedEnv] * 3, num_workers=2, autoreset=mode)
     conforms(pool, MixedEnv, mode, MixedEnv().observation_space)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_envs_conform_while_a_worker_is_killed(
+    make_pool: Callable[..., shmenv.Pool], gate: Callable[[int], Gate], mode: str
+) -> None:
+    stuck = partial(GatedWalkEnv, gate(3).path)
+    pool = make_pool([WalkEnv, WalkEnv, WalkEnv, stuck], num_workers=2, autoreset=mode)
+    loop = Loop([WalkEnv] * 2, mode)
+    space = loop.envs[0].observation_space
+    rng = np.random.default_rng(6)
+    pool.reset(seed=0)
+    loop.reset({0: 0, 1: 1})
+    pool.send([0], env_id=3)
+    held = eventually(gate(3).try_hold)
+    deaths = 0
+    for turn in range(STEPS):
+        single = rng.integers(0, 4, 2).tolist()
+        pool.send(single, env_id=[0, 1])
+        if turn == 5:
+            os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+        owed = dict(enumerate(single))
+        while owed:
+            try:
+                batch = pool.recv(min_envs=1)
+            except shmenv.WorkerDiedError as error:
+                assert error.env_ids == (2, 3)
+                deaths += 1
+                continue
+            rows = loop.step({i: owed.pop(i) for i in batch.env_id.tolist()})
+            check(batch, rows, space)
+            over = [i for i, row in rows.items() if row.ended]
+            if mode == "disabled" and over:
+                check(pool.reset(env_id=over), loop.reset(env_id=over), space)
+    os.close(held)
+    if not deaths:  # on a busy machine the steps may be over first
+        with pytest.raises(shmenv.WorkerDiedError):
+            pool.recv(timeout=10)

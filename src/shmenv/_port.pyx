@@ -31,7 +31,7 @@ cdef extern from "channel.h" nogil:
         pass
     ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
     const int SHM_READY, SHM_ALERT, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
-    const uint32_t SHM_QUIT
+    const uint32_t SHM_QUIT, SHM_CONSTRUCT
     const int64_t INT64_MAX
     int64_t os_now_ns()
     int shm_await(shm_semaphore *, uint32_t, uint32_t, shm_scan, void *, shm_wait *, uint32_t *)
@@ -43,7 +43,10 @@ cdef extern from "channel.h" nogil:
     void shm_ring_bell(shm_worker *, int64_t)
     void shm_give_order(shm_worker *, uint32_t)
     void shm_reset_channel(a32 *, a32 *)
+    const uint32_t SHM_CONSTRUCT
     void shm_reset_worker(shm_worker *)
+    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
+    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     uint32_t shm_generation(shm_worker *)
     void shm_read_account(shm_worker *, uint64_t *)
 
@@ -88,7 +91,8 @@ cdef uint32_t count_answers(void *arg) noexcept nogil:
     else:
         for k in range(scan.count):
             env = &scan.envs[scan.ids[k]]
-            if shm_answered(env.rsp, env.given):
+            # what is owed may lie before the last command (a call), or be still to come (a deferred reset)
+            if shm_answered(env.rsp, env.given) and (env.state != OWED or shm_answered(env.rsp, env.owed)):
                 found += 1
     return found
 
@@ -338,6 +342,11 @@ cdef class Port:
         """What an env's last command was: RESET, STEP or CALL."""
         return SHM_OP_CODE(self.envs[env_id].op[0])
 
+    def has_payload(self, uint32_t env_id):
+        """Whether an env's last command was a reset with a payload, which lies in the inbound area still."""
+        cdef uint32_t word = self.envs[env_id].op[0]
+        return SHM_OP_CODE(word) == SHM_OP_RESET and (word & SHM_HAS_PAYLOAD) != 0
+
     def previous_plane(self, uint32_t env_id):
         """The plane of one env's last step or reset but one."""
         return self.envs[env_id].previous
@@ -437,6 +446,15 @@ cdef class Port:
             if self.envs[i].worker == worker:
                 shm_reset_channel(self.envs[i].cmd, self.envs[i].rsp)
         shm_reset_worker(self.workers[worker])
+        # Until the successor waits for commands itself: else the last ring would count as one that it does not take up.
+        shm_doing(self.workers[worker], 0, 0, SHM_CONSTRUCT, os_now_ns())
+
+    def expect_worker(self, uint32_t worker, uint32_t env_id):
+        """Time a successor from now on: until it says otherwise, it builds its first env, `env_id`.
+
+        Called by: the manager, before it starts the process. Commands may be given from then on, or before.
+        """
+        shm_doing(self.workers[worker], 0, env_id, SHM_CONSTRUCT, os_now_ns())
 
     def has_ended(self, uint32_t env_id):
         """Whether the first of the two commits of a same-step autoreset is there for the env's last command."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -32,6 +32,8 @@ TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 STACK_GRACE = 0.2  # seconds for a hanging worker to print its stack
 FIRST_DELAY = 0.1  # seconds before the second restart of a worker within the period; doubled each time
 LONGEST_DELAY = 10.0  # seconds
+RENEWED, RECYCLED = "renewed after a failed reset", "recycled"  # why a worker is ended on purpose
+PRINTS = {-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL}  # faulthandler, at these
 EXIT_GRACE = 1.0  # seconds for the exit code of a dead worker to arrive (a fork server passes it on)
 
 _live: weakref.WeakSet[Supervisor] = weakref.WeakSet()
@@ -60,12 +62,16 @@ class Limits:
         """Whether workers have to publish when they began what they do."""
         return self.reset is not None or self.step is not None
 
-    def by_phase(self) -> tuple[float | None, ...]:
-        """The limits in the order of the phases of core/channel.h. A call and a close have none."""
-        if not self.timed:
-            return ()
+    def by_phase(self, starting: bool = False, closing: bool = False) -> tuple[float | None, ...]:
+        """The limits in the order of the phases of core/channel.h; a call has none.
+
+        Args:
+            starting: it is a successor: nobody waits for it to build its envs, so that is timed, too.
+            closing: nor for this one to close its envs.
+        """
         either = max(self.reset or 0.0, self.step or 0.0)
-        return either, self.start, self.reset, self.step, None, None
+        close = self.close + TERM_GRACE if closing else None
+        return either, self.start if starting or self.timed else None, self.reset, self.step, None, close
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Handle:
     stacks_from: int = 0  # where in the log its own lines can begin
     exitcode: int | None = None
     died: bool = False
+    leave: str = ""  # RENEWED or RECYCLED: what it was told to end for
     late: str = ""  # what it was killed for taking too long with
     failure: worker.Failed | None = None  # why a successor could not build its envs
 
@@ -106,11 +113,12 @@ class Supervisor:
         self._ranges = tuple(ranges)
         self._setup = setup
         self._stacks = stacks
-        self._limits = limits
+        self.limits = limits
         self._plan: Plan | None = None
         self._segment: Segment | None = None
         self._restarted: dict[int, deque[float]] = {}  # when each worker was restarted, within the period
-        self._recycled: set[int] = set()
+        self._fruitless: dict[int, int] = {}  # how often in a row its successor did not get through its start
+        self._told = 0  # up to where errors have told what stands in the log
         self._port: Port | None = None
         self._watcher: _memory.Watcher | None = None
         self._stopping = threading.Lock()
@@ -180,7 +188,7 @@ class Supervisor:
         )
 
     def _reports(self) -> list[worker.Report]:
-        deadline = None if self._limits.start is None else time.monotonic() + self._limits.start
+        deadline = None if self.limits.start is None else time.monotonic() + self.limits.start
         reports: dict[int, worker.Report] = {}
         while len(reports) < len(self.handles):
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
@@ -232,7 +240,7 @@ class Supervisor:
         others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
         return WorkerTimeoutError(
             f"worker {handle.worker_id} (pid {handle.pid}){others} was not ready within start_timeout="
-            f"{self._limits.start} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
+            f"{self.limits.start} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
             f"longer.\n\n{stack}",
             worker_id=handle.worker_id,
             env_ids=handle.ids,
@@ -258,19 +266,27 @@ class Supervisor:
         for handle in self.handles:
             self._watch_one(handle)
 
-    def _watch_one(self, handle: Handle) -> None:
+    def _watch_one(self, handle: Handle, starting: bool = False, closing: bool = False) -> None:
         assert self._watcher is not None and self._segment is not None and self._plan is not None
         address = self._segment.buffer.address + self._plan.layout.offset(f"worker/{handle.worker_id}")
-        self._watcher.watch(handle.worker_id, handle.pidfd, handle.pid, address, self._limits.by_phase())
+        limits = self.limits.by_phase(starting, closing)
+        self._watcher.watch(handle.worker_id, handle.pidfd, handle.pid, address, limits)
 
-    def restart_delay(self, handle: Handle) -> float | None:
-        """Seconds until a dead worker may be replaced: none at first, more each time. None: its budget is used up."""
-        if handle.worker_id in self._recycled:
+    def restart_delay(self, handle: Handle, started: bool) -> float | None:
+        """Seconds until a dead worker may be replaced: none at first, more each time. None: its budget is used up.
+
+        Args:
+            handle: the worker.
+            started: whether it had built its envs. One that never does uses up its budget however long it takes.
+        """
+        if handle.leave and started:
             return 0.0
         now, times = time.monotonic(), self._restarted.setdefault(handle.worker_id, deque())
-        while times and times[0] < now - self._limits.restart_period:
+        while times and times[0] < now - self.limits.restart_period:
             times.popleft()
-        if len(times) >= self._limits.max_restarts:
+        fruitless = 0 if started else self._fruitless.get(handle.worker_id, 0) + 1
+        self._fruitless[handle.worker_id] = fruitless
+        if max(len(times), fruitless) >= self.limits.max_restarts + (fruitless > len(times)):
             return None
         times.append(now)
         return 0.0 if len(times) == 1 else min(FIRST_DELAY * 2.0 ** (len(times) - 2), LONGEST_DELAY)
@@ -282,16 +298,20 @@ class Supervisor:
                 return
             old = self.handles[worker_id]
             self._dismiss(old)
-            self._recycled.discard(worker_id)
             with limited_threads(), default_method_kept():
                 self._prepare()
+                assert self._port is not None
+                self._port.expect_worker(worker_id, self._ranges[worker_id].start)
                 with interrupts_held():
                     self.handles[worker_id] = self._start_one(worker_id, old.generation + 1)
-                    self._watch_one(self.handles[worker_id])
+                    self._watch_one(self.handles[worker_id], starting=True)
 
-    def kill(self, worker_id: int) -> None:
+    def renew(self, worker_id: int) -> None:
         """End a worker at once, so that a successor takes its place."""
         handle = self.handles[worker_id]
+        if handle.died or _ended(handle):
+            return
+        handle.leave = RENEWED
         _kill_group(handle.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(handle.pidfd, signal.SIGKILL)
@@ -299,47 +319,45 @@ class Supervisor:
     def recycle(self, worker_id: int) -> None:
         """Let a worker end after the command at hand, so that a fresh one takes its place."""
         assert self._port is not None
-        self._recycled.add(worker_id)
+        handle = self.handles[worker_id]
+        if handle.died or handle.leave:
+            return
+        handle.leave = RECYCLED
+        self._watch_one(handle, closing=True)
         self._port.order_one_to_quit(worker_id)
-
-    def is_recycled(self, handle: Handle) -> bool:
-        """Whether a worker ended because it was told to make place."""
-        return handle.worker_id in self._recycled and handle.exitcode == 0
 
     # -- death
 
-    def newly_dead(self, look: bool = False) -> list[Handle]:
-        """Workers that have ended since the last call. Their exit codes are known where the system tells them.
+    def newly_dead(self, look: bool = False) -> Iterator[Handle]:
+        """Each worker that has ended and was not told of yet. Their exit codes are known where the system tells them.
 
         Args:
             look: ask the system too, not the watcher alone: the second net, cast at each heartbeat of a wait.
         """
-        if self._watcher is None or self._stopped:
-            return []
-        dead = [
-            handle
-            for handle in self.handles
-            if not handle.died and (self._watcher.is_dead(handle.worker_id) or (look and _ended(handle)))
-        ]
-        for handle in dead:
-            late = self._watcher.late(handle.worker_id) if self._watcher.is_dead(handle.worker_id) else None
-            self._watcher.unwatch(handle.worker_id)
+        for handle in self.handles:
+            watcher = self._watcher
+            if watcher is None or self._stopped:
+                return
+            if handle.died or not (watcher.is_dead(handle.worker_id) or (look and _ended(handle))):
+                continue
+            watcher.unwatch(handle.worker_id)
             self._note_exit(handle)
+            late = watcher.late(handle.worker_id)
             if late is not None:
-                handle.late = self._late_text(*late)
+                handle.late = self._late_text(late[0])
                 handle.stacks_from = late[1]
             with contextlib.suppress(EOFError, OSError):
                 while handle.generation and handle.failure is None and handle.conn.poll():
                     message = handle.conn.recv()
                     handle.failure = message if isinstance(message, worker.Failed) else None
-        return dead
+            yield handle
 
-    def _late_text(self, doing: int, _: int) -> str:
+    def _late_text(self, doing: int) -> str:
         phase, env_id = doing & 0xF, doing >> 4 & 0x0FFFFFFF
+        seconds = self.limits.by_phase(True, True)[phase]
         if phase == 0:
-            return f"it did not take up a command within {self._limits.by_phase()[0]} s"
-        name = ("idle", "start", "reset", "step")[phase]
-        seconds = self._limits.by_phase()[phase]
+            return f"it did not take up a command within {seconds} s (stopped, swapped out, or stuck)"
+        name = ("idle", "start", "reset", "step", "call", "close")[phase]
         return f"{worker.PHASE_NAMES[phase]} of env {env_id} took longer than {name}_timeout={seconds} s"
 
     def is_alive(self, handle: Handle) -> bool:
@@ -349,14 +367,23 @@ class Supervisor:
 
     def _note_exit(self, handle: Handle) -> None:
         handle.died = True
-        wait([handle.process.sentinel], EXIT_GRACE)
-        handle.exitcode = handle.process.exitcode
         _kill_group(handle.pid, signal.SIGKILL)  # what the env has started does not outlive its worker
+        handle.exitcode = handle.process.exitcode
+        if handle.exitcode is None:  # a fork server passes it on
+            wait([handle.process.sentinel], EXIT_GRACE)
+            handle.exitcode = handle.process.exitcode
 
     def died_error(self, handle: Handle, doing: str, fate: str = "are lost") -> WorkerError:
         """The error that tells of a dead worker. `doing` says what it was at, `fate` what becomes of its envs."""
-        printed = self._stacks.text(handle.stacks_from) if handle.late or (handle.exitcode or 0) < 0 else ""
-        how = f"was killed: {handle.late}" if handle.late else f"{exit_text(handle.exitcode)} {doing}"
+        printed = ""
+        if handle.late or handle.exitcode in PRINTS:
+            printed = self._stacks.text(max(handle.stacks_from, self._told))
+        self._told = self._stacks.size()
+        how = f"{exit_text(handle.exitcode)} {doing}"
+        if handle.late:
+            how = f"was killed: {handle.late}"
+        elif handle.leave:
+            how = f"was ended to be {handle.leave}"
         if handle.failure is not None:
             remote = codec.load_error(handle.failure.record)
             how += f"; it could not build env {handle.failure.env_id}: {remote.type_name}: {remote.message}"
@@ -405,7 +432,7 @@ class Supervisor:
             for handle in self.handles:
                 with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
                     handle.conn.send(None)
-            interrupts = [self._await_ends(self._limits.close)]
+            interrupts = [self._await_ends(self.limits.close)]
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not _ended(handle)]
                 for handle in left:

@@ -43,9 +43,7 @@ cdef extern from "channel.h" nogil:
     void shm_ring_bell(shm_worker *, int64_t)
     void shm_give_order(shm_worker *, uint32_t)
     void shm_reset_channel(a32 *, a32 *)
-    const uint32_t SHM_CONSTRUCT
     void shm_reset_worker(shm_worker *)
-    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     uint32_t shm_generation(shm_worker *)
     void shm_read_account(shm_worker *, uint64_t *)
@@ -446,8 +444,6 @@ cdef class Port:
             if self.envs[i].worker == worker:
                 shm_reset_channel(self.envs[i].cmd, self.envs[i].rsp)
         shm_reset_worker(self.workers[worker])
-        # Until the successor waits for commands itself: else the last ring would count as one that it does not take up.
-        shm_doing(self.workers[worker], 0, 0, SHM_CONSTRUCT, os_now_ns())
 
     def expect_worker(self, uint32_t worker, uint32_t env_id):
         """Time a successor from now on: until it says otherwise, it builds its first env, `env_id`.

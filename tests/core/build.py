@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 HEADERS = HERE.parent.parent / "src" / "shmenv" / "core"
-TOPICS = ("litmus", "ring", "cells", "semaphore", "pool")
+TOPICS = ("litmus", "ring", "cells", "semaphore", "clock", "pool")
 WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function")
 
 

@@ -16,7 +16,7 @@ TOPICS_OF = {
     "ring.h": ("ring",),
     "cells.h": ("cells",),
     "semaphore.h": ("semaphore", "pool"),
-    "channel.h": ("pool",),
+    "channel.h": ("clock", "pool"),
 }
 """Header: the topics of the explorer that a change to it is tried on, in this order."""
 
@@ -40,7 +40,9 @@ _WEAKER: dict[str, dict[str, tuple[str, ...]]] = {
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _FUNCTION = re.compile(r"^static inline [\w *]*?\b(shm_\w+)\(", re.MULTILINE)
 _ORDER = re.compile(r"\b(?:acquire|release|acq_rel|seq_cst)\)")
-_ACCESS = re.compile(r"SHM_(LOAD|STORE|ADD|SWAP|FENCE)\((?:(?:(?!SHM_)[^;{}])*?, )?(acquire|release|acq_rel|seq_cst)\)")
+_ACCESS = re.compile(
+    r"SHM_(LOAD|STORE|ADD|SWAP|FENCE)\((?:(?:(?!SHM_[A-Z]+\()[^;{}])*?, )?(acquire|release|acq_rel|seq_cst)\)"
+)
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,24 @@ static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_
     SHM_STORE(&w->since_ns, (uint64_t)since_ns, relaxed);
     SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, release); /* PAIRS WITH shm_due "doing since" */
 }
+/* Called by: the worker, before it waits for a ring after `seen`. */
 static inline void shm_doing_nothing(shm_worker *w, uint32_t seen) {
-    SHM_STORE(&w->doing, (uint64_t)seen << 32 | SHM_IDLE, relaxed);
+    SHM_STORE(&w->doing, (uint64_t)seen << 32 | SHM_IDLE, release); /* PAIRS WITH shm_due "idle after a ring" */
 }
 /* Called by: the manager's watcher. Until when may what the worker does stand, in CLOCK_MONOTONIC nanoseconds?
  * limits: nanoseconds by phase, 0 for no limit; `shortest` of them: what starts from now on is not late before that.
  * A ring that an idle worker does not take up (stopped, swapped out) is timed too, by the limit of SHM_IDLE. */
 static inline int64_t shm_due(shm_worker *w, const int64_t *limits, int64_t shortest, int64_t now, uint64_t *doing) {
-    *doing = SHM_LOAD(&w->doing, acquire); /* PAIRS WITH shm_doing "doing since" */
+    /* PAIRS WITH shm_doing "doing since", shm_doing_nothing "idle after a ring" */
+    *doing = SHM_LOAD(&w->doing, acquire);
     uint32_t phase = *doing & 15;
-    if (!limits[phase] || (phase == SHM_IDLE && SHM_LOAD(&w->bell, acquire) == (uint32_t)(*doing >> 32)))
+    if (!limits[phase])
         return now + shortest;
+    if (phase == SHM_IDLE) {
+        uint32_t bell = SHM_LOAD(&w->bell, acquire); /* PAIRS WITH shm_ring_bell "rung at" */
+        if (bell == (uint32_t)(*doing >> 32))
+            return now + shortest;
+    }
     return (int64_t)SHM_LOAD(phase == SHM_IDLE ? &w->rung_ns : &w->since_ns, relaxed) + limits[phase];
 }
 static inline uint32_t shm_order(shm_worker *w) {
@@ -73,7 +80,8 @@ static inline void shm_give_order(shm_worker *w, uint32_t order) {
 /* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
 static inline void shm_ring_bell(shm_worker *w, int64_t now) {
     SHM_STORE(&w->rung_ns, (uint64_t)now, relaxed);
-    SHM_ADD(&w->bell, 1, seq_cst); /* PAIRS WITH shm_bell "commands before the bell", shm_await_bell "bell then parked" */
+    /* PAIRS WITH shm_due "rung at", shm_bell "commands before the bell", shm_await_bell "bell then parked" */
+    SHM_ADD(&w->bell, 1, seq_cst);
     if (SHM_LOAD(&w->parked, seq_cst))
         SHM_FUTEX_WAKE(&w->bell, 1);
 }

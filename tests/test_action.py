@@ -194,7 +194,7 @@ DUO = Tuple((Discrete(3), Discrete(3)))
         ),
         (Discrete(3, dtype=np.uint8), np.array([0, 256, 0]), "256 is out of the range 0 to 255"),
         (Discrete(3), Tensor([0, 1, 2], "cuda"), "on cuda"),
-        (Discrete(3), [0, Tensor(1, "cuda"), 2], "action[1] the tensor is on cuda"),
+        (Discrete(3), [0, Tensor(1, "cuda"), 2], "action[1] needs int64 (), got the tensor is on cuda"),
         (Box(-1, 1, (2,)), np.zeros((2, 3), "f4"), "needs float32 (3, 2), got float32 (2, 3)"),
         (Box(-1, 1, (2,)), np.zeros(2, "f4"), "got float32 (2,)"),
         (Box(-1, 1, (2,)), [[0, 0], [0], [0, 0]], "action[1] needs float32 (2,), got list as int64 (1,)"),

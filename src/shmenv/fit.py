@@ -2,7 +2,8 @@
 
 The shape must be the same, nothing is broadcast. The dtype may differ where numpy's "same_kind" casting allows it, and
 between all integer types, as long as each value survives: an integer out of range and a finite number that would become
-infinite are refused, where numpy would wrap the one and warn about the other. Rounding is allowed.
+infinite are refused, where numpy would wrap the one and warn about the other. An integer that a float would round is
+refused, too; floats may be rounded.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def _refusal(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> str | None:
             if low < limits.min or high > limits.max:
                 return f"{low if low < limits.min else high} is out of the range {limits.min} to {limits.max}"
         return None
+    if source in "iu" and target == "f" and (wrong := _rounded(array, dtype)) is not None:
+        return f"{wrong} is no {dtype}"
     if source in "biufc" and target in "biufc":
         allowed = np.can_cast(array.dtype, dtype, "same_kind")
     elif source != target:
@@ -108,6 +111,19 @@ def _refusal(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> str | None:
     else:  # records: field by field would be numpy's own rule, which wraps integers and goes by position
         allowed = array.dtype.names == dtype.names and np.can_cast(array.dtype, dtype, "safe")
     return None if allowed else f"{array.dtype} does not convert to {dtype}"
+
+
+def _rounded(integers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> int | None:
+    """An integer that a float dtype does not have; None if it has all."""
+    exact = 2 ** (np.finfo(dtype).nmant + 1)  # all up to here
+    if not integers.size or (integers.min() >= -exact and integers.max() <= exact):
+        return None
+    with np.errstate(over="ignore"):
+        floats = integers.astype(dtype)
+    for integer, value in zip(integers.flat, floats.flat, strict=True):
+        if np.isfinite(value) and int(value) != int(integer):  # the cast itself tells what is too large
+            return int(integer)
+    return None
 
 
 def _misfit(

@@ -21,7 +21,10 @@ class GymEnv:
         obs_space, action_space: the declared spaces, None if the env declares none.
         obs_node, action_node: what they need in memory.
         reward_shape: () for numbers, else of a declared vector reward.
+        generation: how often the env's worker has been replaced; set once the env is built.
     """
+
+    generation = 0
 
     def __init__(self, env: Any) -> None:
         self.env = env

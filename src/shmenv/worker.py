@@ -172,6 +172,7 @@ class Worker:
             for env_id, factory in zip(setup.ids, codec.load(setup.factories), strict=True):
                 tell(env_id)
                 self.envs.append(recognise(factory()))
+                self.envs[-1].generation = setup.generation
             first = self.envs[0]
             return Report(
                 tuple(EnvReport(self._obs_node(env), env.action_node, env.reward_shape) for env in self.envs),
@@ -282,9 +283,11 @@ class Worker:
             hint = "" if self.reward_shape else "; an env with vector rewards declares their shape by `reward_space`"
             raise TypeError(f"reward of shape {self.reward_shape} expected, got shape {array.shape}{hint}")
 
-    def step_with_retries(self, k: int, action: Any) -> Any:
+    def step_with_retries(self, k: int, number: int, action: Any) -> Any:
         """Step the worker's k-th env, with the same action again if it raises and `retry_step` asks for that."""
+        assert self.loop is not None
         for attempt in range(1, self._setup.step_attempts + 1):
+            self.loop.doing(number, self.first + k, STEP)  # each attempt has its own time
             try:
                 return self.envs[k].step(action)
             except Exception:

@@ -70,8 +70,8 @@ static inline int64_t shm_look_at_clock(shm_watcher *w, int index, int pidfd, in
         os_kill_group(pidfd, c->pid);
         return c->kill_at = INT64_MAX;
     }
-    if (now < due)
-        return due;
+    if (now < due) /* what is done may change at once, to something that may take less */
+        return due < now + c->shortest ? due : now + c->shortest;
     c->doing = doing;
     c->stacks_from = os_size(w->stacks);
     os_signal(pidfd, w->stack_signal);

@@ -40,6 +40,7 @@ cdef extern from "channel.h" nogil:
     void shm_command(a32 *, uint32_t)
     int shm_answered(a32 *, uint32_t)
     int shm_has_ended(a32 *, uint32_t)
+    void shm_end(a32 *, uint32_t)
     void shm_ring_bell(shm_worker *, int64_t)
     void shm_give_order(shm_worker *, uint32_t)
     void shm_reset_channel(a32 *, a32 *)
@@ -150,6 +151,7 @@ cdef class Port:
                 env.op = (<uint32_t *>(base + <size_t>places["op"])) + k
                 shm_command(env.cmd, first_command)
                 shm_reset_channel(env.cmd, env.rsp)
+                shm_end(env.ended, first_command)  # not 0, which counts as command 2**32
         self.wait.spin_ns, self.wait.heartbeat_ns = spin_ns, heartbeat_ns
 
     def __dealloc__(self):

@@ -60,7 +60,7 @@ def test_no_interleaving_stale_read_or_kill_breaks_the_core(topic: str, scratch:
     program = build_explorer(scratch, topic, model)
     run = subprocess.run([program, "--trace"], capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr
-    assert run.stdout.count("ok ") >= 8
+    assert run.stdout.count("ok ") >= 3
 
 
 @pytest.mark.parametrize("name", CAUGHT_IN_SHORT)

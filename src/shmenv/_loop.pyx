@@ -217,7 +217,7 @@ cdef class Loop:
 
     def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
         """Publish what this worker is about to call."""
-        shm_doing(self.me, number, env_id, phase, os_now_ns() if self.timed else 0)
+        shm_doing(self.me, number, env_id, phase, os_now_ns())
 
     def set_over(self, uint32_t env_id, bint over):
         """Remember that an env's episode is over, so that its next step resets it (autoreset next_step)."""
@@ -242,7 +242,7 @@ cdef class Loop:
             if self.binders is not None and self.binders[k] is not None:
                 self.binders[k](plane)
             if self.retries:
-                result = self.worker.step_with_retries(k, action)
+                result = self.worker.step_with_retries(k, n, action)
             else:
                 result = PyObject_CallOneArg(self.steps[k], action)
             if type(result) is not tuple or len(<tuple>result) != 5:

@@ -11,14 +11,15 @@ from shmenv import _port, codec
 from shmenv._port import Port
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
-from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, ShmenvError, UsageError
+from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.info import Infos
 from shmenv.plan import NOTE_BYTES, Mail, Plan
 from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
 from shmenv.segment import Segment, Spill
+from shmenv.starting import interrupts_held
 from shmenv.supervisor import Handle, Supervisor
-from shmenv.worker import PHASE_NAMES
+from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 POISON = 0xA5  # what debug mode fills recycled rows with
@@ -72,8 +73,8 @@ class Exchange:
         self._plane = 0  # of all envs; -1 when they are on several
         self._viewed = np.full(n, -1, np.int16)  # the plane of the env's last row, if that was handed out as a view
         self._unsettled = False  # a command was interrupted before its answers were in
-        self._troubles: list[tuple[ShmenvError, int]] = []  # not told yet, each with how many answers it has cost
-        self.final_errors: dict[int, ShmenvError] = {}  # the last end of each worker
+        self._troubles: list[tuple[WorkerError, int]] = []  # not told yet, each with how many answers it has cost
+        self.final_errors: dict[int, WorkerError] = {}  # the last end of each worker
         self.recovery = Recovery(self, policy)
         self.counts = self.recovery.counts  # for stats, also while the pool closes
         self._none = Infos.empty(n)
@@ -104,6 +105,7 @@ class Exchange:
         """Refuse, before anything is sent, unless all these envs can be stepped now."""
         self.check_not_lost(ids)
         self.check_told(ids)
+        self.tell_troubles(ids)
         for i in ids.tolist():
             if self.port.is_owed(i):
                 raise UsageError(f"env {i} cannot be stepped: its last answer is pending; recv() it first")
@@ -128,34 +130,46 @@ class Exchange:
                 self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
                 raise error
 
-    def tell_troubles(self) -> None:
-        """Tell of answers that will never come, one error a call."""
-        if self._troubles:
-            raise self._troubles.pop(0)[0]
+    def tell_troubles(self, ids: Array | None = None) -> None:
+        """Tell of answers that will never come, one error a call; ids: only of what concerns one of these envs."""
+        for k, (error, _) in enumerate(self._troubles):
+            if ids is None or not set(ids.tolist()).isdisjoint(error.env_ids):
+                del self._troubles[k]
+                raise error
 
-    def report(self, error: ShmenvError, ids: Array) -> None:
+    def report(self, error: WorkerError, ids: Array) -> None:
         """Owe the caller an error in place of these envs' answers."""
         self.port.settle(ids)
         self._troubles.append((error, len(ids)))
 
     def _look_for_deaths(self, heartbeat: bool = False) -> None:
-        if heartbeat or self.port.alerted():
-            self.port.acknowledge()
-            for handle in self.workers.newly_dead(look=heartbeat):
-                self.recovery.worker_ended(handle, self._doing(handle))
-        if not self.recovery.quiet:
-            self.recovery.tend()
+        if not (heartbeat or self.port.alerted() or self.recovery.is_due()):
+            return
+        with interrupts_held():  # Ctrl-C must not lose a death that is half sorted out
+            if heartbeat or self.port.alerted():
+                self.port.acknowledge()
+                for handle in self.workers.newly_dead(look=heartbeat):
+                    self.recovery.worker_ended(handle, *self._doing(handle))
+            if not self.closing:  # a hook of the user's may have closed the pool
+                self.recovery.tend()
+        if self.closing:
+            raise ClosedError("the pool was closed while this call waited")
 
     def handle_of(self, env_id: int) -> Handle:
         """The worker of an env."""
         return next(handle for handle in self.workers.handles if env_id in handle.ids)
 
-    def _doing(self, handle: Handle) -> str:
+    def _doing(self, handle: Handle) -> tuple[int, int | None, str]:
+        """What a worker was at: the phase, the env whose command it was carrying out, and both in words."""
         doing = self.port.account(handle.worker_id)[0]
         env_id, phase = doing >> 4 & 0x0FFFFFFF, doing & 0xF
-        if phase and env_id in handle.ids and self.port.is_busy(env_id, doing >> 32):
-            return f"in {PHASE_NAMES[phase]} of env {env_id}"
-        return "while idle"
+        if env_id not in handle.ids:
+            return 0, None, "while idle"
+        if phase in (CONSTRUCT, CLOSE):
+            return phase, None, f"in {PHASE_NAMES[phase]} of env {env_id}"
+        if phase and self.port.is_busy(env_id, doing >> 32):
+            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}"
+        return 0, None, "while idle"
 
     def state_of(self, env_id: int) -> int:
         """READY, NEEDS_RESET, LOST or UNPLAYED."""
@@ -175,6 +189,7 @@ class Exchange:
 
     def discard(self) -> None:
         """Wait for everything that is pending, and drop it."""
+        self.port.settle(self.recovery.drop_retries())
         self.settle(self.all_ids)
         self.port.settle(None)
         self._troubles.clear()
@@ -242,6 +257,7 @@ class Exchange:
 
     def ask(self, ids: Array) -> None:
         """Send a call whose payloads lie ready, and wait for its answers."""
+        self.recovery.lost_calls.clear()  # those of a call that Ctrl-C interrupted
         self._unsettled = True
         self.port.command(ids, _port.CALL, -1, False, None)
         self._await(ids, len(ids))
@@ -257,15 +273,14 @@ class Exchange:
         self, ids: Array | None, need: int, deadline_ns: int = _port.FOREVER, timeout: float | None = None
     ) -> None:
         while True:
+            if self.closing:
+                raise ClosedError("the pool was closed while this call waited")
             due = _port.FOREVER if self.recovery.quiet else self.recovery.due_ns()
             how = self.port.await_answers(ids, need, min(deadline_ns, due))
             if how == _port.READY:
-                if ids is not None:
-                    self.tell_troubles()
                 return
-            if self.closing:
-                raise ClosedError("the pool was closed while this call waited")
             if how == _port.TIMEOUT and (deadline_ns == 0 or due > deadline_ns):
+                self._look_for_deaths()  # who only polls has restarts and retries that are due carried out, too
                 raise RecvTimeoutError(self._timeout_text(timeout))
             self._look_for_deaths(heartbeat=how == _port.HEARTBEAT)
             if ids is None:
@@ -300,9 +315,11 @@ class Exchange:
 
     def _await_whole(self, ids: Array | None, need: int) -> None:
         """Wait for answers until none of them is an error that the policy repairs."""
-        self._await(ids, need)
-        while self.port.row_flags(ids) & _port.ROW_ERROR and self.recovery.repair(self.all_ids if ids is None else ids):
+        chosen, repaired = self.all_ids if ids is None else ids, True
+        while repaired:
             self._await(ids, need)
+            self.tell_troubles(ids)
+            repaired = bool(self.port.row_flags(ids) & _port.ROW_ERROR) and self.recovery.repair(chosen)
 
     def collect_some(self, ids: Array) -> Batch:
         """Wait for these envs' answers, and hand them out as a copy."""

@@ -226,6 +226,11 @@ class Pool:
         return 0 if self._closed else self._exchange.pending
 
     @property
+    def pending_ids(self) -> list[int]:
+        """The envs whose row `recv` still gets. An env whose answer is lost is not among them."""
+        return [] if self._closed else [env_id for env_id, _ in self._exchange.port.owed()]
+
+    @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
         return self._closed
@@ -277,12 +282,14 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            ids, payloads = self._begin_reset(seed, options, env_id)
+            ids, seeds, payloads = self._begin_reset(seed, options, env_id)
             if env_id is None:
                 exchange.discard()
+                exchange.recovery.give_seeds(ids, seeds)
                 exchange.command(None, _port.RESET, payloads, exchange.next_plane())
                 return exchange.collect_all()
             self._refuse_pending(ids)
+            exchange.recovery.give_seeds(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
             return exchange.collect_some(ids)
         finally:
@@ -300,22 +307,23 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            ids, payloads = self._begin_reset(seed, options, env_id)
+            ids, seeds, payloads = self._begin_reset(seed, options, env_id)
             self._refuse_pending(ids)
+            exchange.recovery.give_seeds(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
         finally:
             self._leave()
 
-    def _begin_reset(self, seed: Any, options: Any, env_id: EnvIds) -> tuple[Array, list[bytes] | None]:
+    def _begin_reset(
+        self, seed: Any, options: Any, env_id: EnvIds
+    ) -> tuple[Array, list[int | None], list[bytes] | None]:
         ids, order = self._ids(env_id)
         seeds, payloads = self._reset_payloads(seed, options, order)
         self._exchange.check_not_lost(ids)
-        for i, seed_of_i in zip(ids.tolist(), seeds, strict=True):
-            if seed_of_i is not None:
-                self._exchange.recovery.give_seed(i, seed_of_i)
-        return ids, payloads
+        return ids, seeds, payloads
 
     def _refuse_pending(self, ids: Array) -> None:
+        self._exchange.tell_troubles(ids)
         for i in ids.tolist():
             if self._exchange.port.is_owed(i):
                 raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")

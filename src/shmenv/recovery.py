@@ -14,9 +14,10 @@ from shmenv import _port, codec
 from shmenv._info import pack_info, unpack_info
 from shmenv._port import Port
 from shmenv.batch import Array
-from shmenv.errors import ShmenvError
+from shmenv.errors import ShmenvError, WorkerError
 from shmenv.plan import Mail, Plan
-from shmenv.supervisor import Handle, Supervisor
+from shmenv.supervisor import FIRST_DELAY, RECYCLED, Handle, Supervisor
+from shmenv.worker import CONSTRUCT
 
 logger = logging.getLogger("shmenv")
 
@@ -29,7 +30,8 @@ class Policy:
 
     Attributes:
         restart: answer a failed step by a loss row and a fresh episode; else by an exception.
-        max_retry: attempts of a reset in total.
+        max_retry: attempts of a reset in total, of those that raise or take too long. One whose worker ends otherwise
+            counts too, unless `restart`: then it is repeated as long as the worker is replaced.
         renew: each further attempt in a new process; else in the same.
         retry_waiting_time: seconds between two attempts.
         on_restart: called with (env_id, reason) for each env of a worker that is replaced.
@@ -52,7 +54,7 @@ class States(Protocol):
     port: Port
     workers: Supervisor
     inbound: Mail
-    final_errors: dict[int, ShmenvError]
+    final_errors: dict[int, WorkerError]
 
     def state_of(self, env_id: int) -> int:
         """Its state."""
@@ -70,7 +72,7 @@ class States(Protocol):
         """The command that failed, and the error record."""
         ...
 
-    def report(self, error: ShmenvError, ids: Array) -> None:
+    def report(self, error: WorkerError, ids: Array) -> None:
         """Owe the caller an error in place of answers."""
         ...
 
@@ -100,20 +102,18 @@ class Recovery:
         self.seeds: list[int | None] = [None] * plan.num_envs
         self.counts = {"restarts": 0, "timeouts": 0, "losses": 0, "recycled": 0}
         self.losses: dict[int, str] = {}  # envs whose owed row is a loss row, and why
-        self.untold: dict[int, ShmenvError] = {}  # idle envs that were lost, until their next command (policy raise)
-        self.lost_calls: dict[int, ShmenvError] = {}  # envs whose worker ended in a call
+        self.untold: dict[int, WorkerError] = {}  # idle envs that were lost, until their next command (policy raise)
+        self.lost_calls: dict[int, WorkerError] = {}  # envs whose worker ended in a call
         self.last_objects: dict[int, Any] = {}  # object leaves of the last observation delivered
         self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
-        self._stale: dict[int, ShmenvError] = {}  # envs with an answer to be had from a worker that has ended since
+        self._stale: dict[int, tuple[WorkerError, bool]] = {}  # envs with an answer from a worker that has ended since
         self._reseed: set[int] = set()  # envs of a new worker that have a seed and were not reset yet
         self._attempts: dict[int, int] = {}  # of the reset at hand
         self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
-        self._with_payload: set[int] = set()  # envs whose reset at hand has seed or options
         self._deferred: set[int] = set()  # envs that wait for the next attempt of their reset
         self._retry_at: dict[int, float] = {}
         self._renew_at: dict[int, float] = {}  # workers to be ended for a retry
         self._restart_at: dict[int, float] = {}  # workers to be started
-        self._renewed: set[int] = set()
         self._episodes: dict[int, int] = {}  # ended, by worker
         self._lives = [0] * plan.num_envs  # restarts, by env
 
@@ -124,40 +124,59 @@ class Recovery:
         times = [*self._retry_at.values(), *self._renew_at.values(), *self._restart_at.values()]
         return int(min(times) * 1e9) + 1 if times else _port.FOREVER
 
+    def is_due(self) -> bool:
+        """Whether `tend` has something to do now."""
+        return not self.quiet and self.due_ns() <= time.monotonic_ns()
+
     def tend(self) -> None:
         """Start the workers and give the resets that are due."""
         now = time.monotonic()
         for worker_id in _take_due(self._renew_at, now):
-            self._renewed.add(worker_id)
-            self._x.workers.kill(worker_id)
+            self._x.workers.renew(worker_id)
         for worker_id in _take_due(self._restart_at, now):
-            self._x.workers.restart(worker_id)
+            try:
+                self._x.workers.restart(worker_id)
+            except ShmenvError as error:  # no more processes, no more descriptors
+                self._start_failed(self._x.workers.handles[worker_id], error)
         for env_id in _take_due(self._retry_at, now):
             self._deferred.discard(env_id)
-            self._x.port.renew(env_id, env_id in self._kept, env_id in self._with_payload)
+            self._reset_onto_row(env_id, env_id in self._kept)
+
+    def _start_failed(self, handle: Handle, error: ShmenvError) -> None:
+        """A process could not even be started: try again later, as far as the budget goes."""
+        logger.warning("worker %d could not be replaced: %s", handle.worker_id, error)
+        delay = self._x.workers.restart_delay(handle, started=False)
+        if delay is None:
+            fate = f"are lost for good, for no new worker could be started: {error}"
+            self._give_up(handle, self._x.workers.died_error(handle, "before", fate))
+        else:
+            self._restart_at[handle.worker_id] = time.monotonic() + max(delay, FIRST_DELAY)
 
     # -- commands of the caller
 
-    def give_seed(self, env_id: int, seed: int) -> None:
-        """The caller gives an env a seed; its restarts count anew from here."""
-        self.seeds[env_id] = seed
-        self._lives[env_id] = 0
+    def give_seeds(self, ids: Array, seeds: Sequence[int | None]) -> None:
+        """The caller gives envs a seed; their restarts count anew from here."""
+        for i, seed in zip(ids.tolist(), seeds, strict=True):
+            if seed is not None:
+                self.seeds[i], self._lives[i] = seed, 0
 
     def begin_resets(self, ids: Array, payloads: Sequence[bytes] | None) -> Sequence[bytes] | None:
         """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
-        self.quiet = False
-        if self._reseed:
-            chosen = list(payloads) if payloads is not None else [b""] * len(ids)
-            for k, i in enumerate(ids.tolist()):
-                if i in self._reseed and not chosen[k]:
-                    chosen[k] = self._payload(i)
-            payloads = chosen
+        chosen = list(payloads) if payloads is not None else [b""] * len(ids)
         for k, i in enumerate(ids.tolist()):
             self._forget(i)
-            self._reseed.discard(i)
-            if payloads is not None and payloads[k]:
-                self._with_payload.add(i)
-        return payloads
+            self._stale.pop(i, None)
+            if i in self._reseed:
+                self._reseed.discard(i)
+                chosen[k] = self._payload(i, chosen[k])
+        return chosen if any(chosen) else None
+
+    def drop_retries(self) -> Array:
+        """Let go of resets that wait for their next attempt. Returns their envs, which owe an answer still."""
+        dropped = np.array(sorted(self._deferred), np.uint32)
+        self._renew_at.clear()
+        self.forget(dropped)
+        return dropped
 
     def forget(self, ids: Array) -> None:
         """The answers that these envs owe will not be asked for."""
@@ -167,7 +186,7 @@ class Recovery:
     def _forget(self, env_id: int) -> None:
         for table in (self.losses, self.untold, self._unplayed, self._attempts, self._retry_at, self.lost_calls):
             table.pop(env_id, None)
-        for group in (self._kept, self._with_payload, self._deferred):
+        for group in (self._kept, self._deferred):
             group.discard(env_id)
 
     @property
@@ -185,7 +204,7 @@ class Recovery:
                 self._lose(i, why)
             elif i in self._reseed and self._next_step:  # its next step would reset it without its seed
                 self._x.port.owe(i)
-                self._reset_onto_row(i, keep=False)
+                self._reset_onto_row(i, keep=False, fresh=True)
             else:
                 left.append(i)
         return np.array(left, np.uint32)
@@ -207,8 +226,8 @@ class Recovery:
                     self._deferred.add(i)
                     if port.has_ended(i):  # the worker's own reset, after a step that stands
                         self._kept.add(i)
-                    if self._policy.renew:
-                        self._renew_at[self._x.handle_of(i).worker_id] = wait
+                    if self._policy.renew and i not in self._stale:
+                        self._renew_at.setdefault(self._x.handle_of(i).worker_id, wait)
                     else:
                         self._retry_at[i] = wait
                     again = True
@@ -225,92 +244,126 @@ class Recovery:
 
     # -- failures of a worker
 
-    def worker_ended(self, handle: Handle, doing: str) -> None:
-        """Sort out what its envs owe, and have it replaced."""
-        x, port, renewed = self._x, self._x.port, handle.worker_id in self._renewed
-        recycled = x.workers.is_recycled(handle)
+    def worker_ended(self, handle: Handle, phase: int, env_id: int | None, doing: str) -> None:
+        """Sort out what its envs owe, and have it replaced.
+
+        Args:
+            handle: the worker.
+            phase: what it was at, as in core/channel.h.
+            env_id: the env whose command it was carrying out.
+            doing: the same in words.
+        """
+        x, port, worker_id = self._x, self._x.port, handle.worker_id
         self.quiet = False
-        if renewed:
-            doing = "to have it renewed, after a reset had failed"
-        delay = 0.0 if renewed or recycled else x.workers.restart_delay(handle)
-        self._renewed.discard(handle.worker_id)
-        self._episodes.pop(handle.worker_id, None)
+        for table in (self._episodes, self._renew_at):
+            table.pop(worker_id, None)
         self.counts["timeouts"] += bool(handle.late)
+        delay = x.workers.restart_delay(handle, started=phase != CONSTRUCT)
         if delay is None:
-            error: ShmenvError = x.workers.died_error(handle, doing, "are lost for good (max_restarts is used up)")
-        elif self._policy.restart:
-            error = x.workers.died_error(handle, doing, "start anew in a new worker")
-        else:
-            error = x.workers.died_error(handle, doing, "need a reset, which a new worker carries out")
-        logger.log(logging.INFO if recycled or renewed else logging.WARNING, "%s", error)
+            limits = x.workers.limits
+            fate = f"are lost for good: it was replaced max_restarts={limits.max_restarts} times already"
+            self._give_up(handle, x.workers.died_error(handle, doing, fate))
+            return
+        dropped = self._policy.restart or handle.leave == RECYCLED
+        fate = "start anew in a new worker" if dropped else "need a reset, which a new worker carries out"
+        error = x.workers.died_error(handle, doing, fate)
+        logger.log(logging.INFO if handle.leave else logging.WARNING, "%s", error)
         unanswered = {i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)}
         ended = {i for i in unanswered if self._same_step and port.has_ended(i)}
-        in_call = [i for i in handle.ids if port.code_of(i) == _port.CALL and port.is_unanswered(i)]
-        x.final_errors[handle.worker_id] = error
-        if delay is None:
-            for i in handle.ids:
-                x.set_state(i, LOST)
-            self.lost_calls.update((i, error) for i in in_call)
-            if unanswered:
-                x.report(error, np.array(sorted(unanswered), np.uint32))
-            return
-        port.reset_worker(handle.worker_id)
+        self.lost_calls.update((i, error) for i in self._in_call(handle))
+        port.reset_worker(worker_id)
         for i in handle.ids:
             self._lives[i] += 1
             if self.seeds[i] is not None:
                 self._reseed.add(i)
-        self.lost_calls.update((i, error) for i in in_call)
-        given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, i in ended, renewed)]
+        given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, handle, i in ended, i == env_id)]
         if given_up:
             x.report(error, np.array(given_up, np.uint32))
         for i in handle.ids:
             if i not in unanswered and port.is_owed(i):
-                self._stale[i] = error
+                self._stale[i] = error, dropped
             elif i not in unanswered:
-                self._lost_idle(i, error, recycled)
-        self.counts["recycled" if recycled else "restarts"] += 1
-        self._restart_at[handle.worker_id] = time.monotonic() + delay
-        if self._policy.on_restart is not None:
-            for i in handle.ids:
-                self._policy.on_restart(i, str(error))
+                self._lost_idle(i, error, dropped)
+        self.counts["recycled" if handle.leave == RECYCLED else "restarts"] += 1
+        self._restart_at[worker_id] = time.monotonic() + delay
+        self._tell_hook(handle, str(error))
 
-    def _answer_for(self, env_id: int, error: ShmenvError, ended: bool, renewed: bool) -> bool:
-        """Find an answer for a command that its worker did not answer. False: there is none, it is to be reported."""
+    def _in_call(self, handle: Handle) -> list[int]:
         port = self._x.port
+        return [i for i in handle.ids if port.code_of(i) == _port.CALL and port.is_unanswered(i)]
+
+    def _give_up(self, handle: Handle, error: WorkerError) -> None:
+        """The envs of this worker are lost for good."""
+        port = self._x.port
+        logger.error("%s", error)
+        self._x.final_errors[handle.worker_id] = error
+        self.lost_calls.update((i, error) for i in self._in_call(handle))
+        unanswered = [i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)]
+        for i in handle.ids:
+            self._x.set_state(i, LOST)
+            self._reseed.discard(i)
+            self._stale.pop(i, None)
+            if i in unanswered or not port.is_owed(i):
+                calls = self.lost_calls.get(i)
+                self._forget(i)
+                if calls is not None:
+                    self.lost_calls[i] = calls
+        if unanswered:
+            self._x.report(error, np.array(unanswered, np.uint32))
+
+    def _tell_hook(self, handle: Handle, reason: str) -> None:
+        hook = self._policy.on_restart
+        if hook is None:
+            return
+        for i in handle.ids:
+            try:
+                hook(i, reason)
+            except Exception:
+                logger.exception("on_restart raised for env %d; its worker is replaced all the same", i)
+
+    def _answer_for(self, env_id: int, error: WorkerError, handle: Handle, ended: bool, guilty: bool) -> bool:
+        """Find an answer for a command that its worker did not answer. False: there is none, it is to be reported."""
         if env_id in self._deferred:
             self._deferred.discard(env_id)
             self._retry_at.pop(env_id, None)
-            self._reset_onto_row(env_id, env_id in self._kept)
-            return True
-        if port.code_of(env_id) == _port.RESET or self._was_over(env_id):
-            if not renewed and not self._count_attempt(env_id):
-                self._x.set_state(env_id, NEEDS_RESET)
-                self._forget(env_id)
-                return False
-            self._reset_onto_row(env_id, env_id in self._kept)
+        elif self._x.port.code_of(env_id) == _port.RESET or self._was_over(env_id):
+            if not self._is_repeated(env_id, handle, guilty):
+                return self._needs_reset(env_id)
         elif ended:
-            self._reset_onto_row(env_id, keep=True)
-        elif self._policy.restart:
+            self._kept.add(env_id)
+        elif self._policy.restart or handle.leave == RECYCLED:
             self._lose(env_id, str(error))
+            return True
         else:
-            self._x.set_state(env_id, NEEDS_RESET)
-            return False
+            return self._needs_reset(env_id)
+        self._reset_onto_row(env_id, env_id in self._kept)
         return True
+
+    def _needs_reset(self, env_id: int) -> bool:
+        self._x.set_state(env_id, NEEDS_RESET)
+        self._forget(env_id)
+        return False
+
+    def _is_repeated(self, env_id: int, handle: Handle, guilty: bool) -> bool:
+        """Whether a reset that a worker did not get done is given to its successor."""
+        if handle.leave or (self._policy.restart and not (guilty and handle.late)):
+            return True
+        return self._count_attempt(env_id)
 
     def _was_over(self, env_id: int) -> bool:
         """Whether the step at hand is one that resets the env (autoreset next_step)."""
         plane = self._x.port.previous_plane(env_id)
         return self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id])
 
-    def _lost_idle(self, env_id: int, error: ShmenvError, recycled: bool) -> None:
-        """An env that owes nothing was lost with its worker."""
+    def _lost_idle(self, env_id: int, error: WorkerError, dropped: bool) -> None:
+        """An env that owes nothing was lost with its worker. `dropped`: that costs a loss row, else an error."""
         if self._x.state_of(env_id) != READY:
             return
         plane = self._x.port.plane_of(env_id)
         if self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id]):
             return  # its next step resets it anyway
-        if self._policy.restart or recycled:
-            self._unplayed[env_id] = "its worker was recycled" if recycled else str(error)
+        if dropped:
+            self._unplayed[env_id] = str(error)
             self._x.set_state(env_id, UNPLAYED)
         else:
             self.untold[env_id] = error
@@ -331,24 +384,33 @@ class Recovery:
         self.losses[env_id] = why
         self.counts["losses"] += 1
         if self._same_step:
-            self._reset_onto_row(env_id, keep=True)
+            self._reset_onto_row(env_id, keep=True, fresh=True)
 
-    def _reset_onto_row(self, env_id: int, keep: bool) -> None:
-        """Have the env reset onto the row that is owed; the rest of that row is there already if `keep`."""
+    def _reset_onto_row(self, env_id: int, keep: bool, fresh: bool = False) -> None:
+        """Have the env reset onto the row that is owed; the rest of that row is there already if `keep`.
+
+        A reset that is repeated keeps its seed and options; with `fresh` there was none.
+        """
         if keep:
             self._kept.add(env_id)
-        if env_id in self._reseed and env_id not in self._with_payload:
+        has_payload = not fresh and self._x.port.has_payload(env_id)
+        if env_id in self._reseed and not has_payload:
             self._x.inbound.write(env_id, self._payload(env_id))
-            self._with_payload.add(env_id)
+            has_payload = True
         self._reseed.discard(env_id)
-        self._x.port.renew(env_id, keep, env_id in self._with_payload)
+        self._stale.pop(env_id, None)
+        self._x.port.renew(env_id, keep, has_payload)
 
-    def _payload(self, env_id: int) -> bytes:
-        """Seed for an env that starts anew: its own, moved on by the number of envs for each of its restarts."""
+    def _payload(self, env_id: int, given: bytes = b"") -> bytes:
+        """Seed for an env that starts anew, unless one is given; with the options that are.
+
+        Its seed is its own, moved on by the number of envs for each of its restarts.
+        """
+        given_seed, options = codec.load(given) if given else (None, None)
         seed = self.seeds[env_id]
-        if seed is None:
-            return b""
-        return codec.dump((seed + self._lives[env_id] * self._x.plan.num_envs, None))
+        if given_seed is None and seed is not None:
+            given_seed = seed + self._lives[env_id] * self._x.plan.num_envs
+        return codec.dump((given_seed, options))
 
     # -- delivery
 
@@ -370,11 +432,10 @@ class Recovery:
         """Envs whose worker had ended after it answered are found lost now. Called with their states up to date."""
         for i in ids.tolist():
             if i in self._stale:
-                self._lost_idle(i, self._stale.pop(i), False)
+                self._lost_idle(i, *self._stale.pop(i))
         tables = (
             self.losses, self.untold, self.lost_calls, self._unplayed, self._stale, self._reseed, self._attempts,
-            self._kept, self._with_payload, self._deferred, self._retry_at, self._renew_at, self._restart_at,
-            self._renewed,
+            self._kept, self._deferred, self._retry_at, self._renew_at, self._restart_at,
         )  # fmt: skip
         self.quiet = not any(tables)
 

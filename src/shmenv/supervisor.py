@@ -264,6 +264,7 @@ class Supervisor:
         slots, log = len(self.handles), self._stacks.fileno()
         self._watcher = _memory.Watcher(address, segment.buffer, slots, log, worker.STACK_SIGNAL)
         for handle in self.handles:
+            port.expect_worker(handle.worker_id, handle.ids.start)  # it waits for `go`, and only then takes commands
             self._watch_one(handle)
 
     def _watch_one(self, handle: Handle, starting: bool = False, closing: bool = False) -> None:
@@ -286,7 +287,7 @@ class Supervisor:
             times.popleft()
         fruitless = 0 if started else self._fruitless.get(handle.worker_id, 0) + 1
         self._fruitless[handle.worker_id] = fruitless
-        if max(len(times), fruitless) >= self.limits.max_restarts + (fruitless > len(times)):
+        if max(len(times), fruitless) >= self.limits.max_restarts:
             return None
         times.append(now)
         return 0.0 if len(times) == 1 else min(FIRST_DELAY * 2.0 ** (len(times) - 2), LONGEST_DELAY)

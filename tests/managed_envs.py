@@ -30,7 +30,9 @@ class AttrError(Exception):
 
 
 def _hang_native() -> None:
-    ctypes.PyDLL(None).pause()  # with the GIL held
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)  # PyDLL keeps the GIL
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)  # no signal ends the second wait
 
 
 def _catch_everything() -> None:
@@ -68,14 +70,17 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 
 class StatEnv:
-    """obs float32 (2,) = [episode, t], reward float32 (1,) = [t]; an episode has `length` steps.
+    """obs float32 (width,) = [episode, t, 0...], reward float32 (1,) = [t]; an episode has `length` steps.
 
     Actions and the reset parameter `stat` are words: one of FAULTS; "error_once" fails every second time it is asked
     for; "wait" stands before the env's gate; "catched_error" is an abnormal timestep; anything else is played.
     """
 
-    def __init__(self, name: str = "env", length: int = 3, gate: str | None = None, mark: str | None = None) -> None:
-        self.observation_space = Box(-1e9, 1e9, (2,), np.float32)
+    def __init__(
+        self, name: str = "env", length: int = 3, gate: str | None = None, mark: str | None = None, width: int = 2
+    ) -> None:
+        self.observation_space = Box(-1e9, 1e9, (width,), np.float32)
+        self.width = width
         self.action_space = Discrete(2)
         self.reward_space = Box(-1e9, 1e9, (1,), np.float32)
         self._name, self.length = name, length
@@ -121,6 +126,8 @@ class StatEnv:
         return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL, signal.getitimer(signal.ITIMER_REAL)
 
     def _play(self, word: Any) -> None:
+        if not isinstance(word, str):
+            return
         if word == "wait":
             assert self.gate is not None
             self.gate.wait()
@@ -128,7 +135,7 @@ class StatEnv:
             self.once += 1
             if self.once % 2:
                 raise RuntimeError("only this once")
-        elif isinstance(word, str) and word in FAULTS:
+        elif word in FAULTS:
             FAULTS[word]()
 
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
@@ -140,7 +147,7 @@ class StatEnv:
         self._stat = kwargs.get("stat")
         self._play(self._stat)
         self.episode, self.t = self.episode + 1, 0
-        return np.array([self.episode, 0], np.float32)
+        return self._obs()
 
     def step(self, action: Any) -> Any:
         self.steps += 1
@@ -151,7 +158,10 @@ class StatEnv:
         self.t += 1
         done = self.t >= self.length
         info = {"name": self._name, "t": self.t} | ({"eval_episode_return": float(self.t)} if done else {})
-        return Timestep(np.array([self.episode, self.t], np.float32), np.array([self.t], np.float32), done, info)
+        return Timestep(self._obs(), np.array([self.t], np.float32), done, info)
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.episode, self.t, 0][: self.width], np.float32)
 
     def enable_save_replay(self, path: str) -> None:
         if path == "refused":

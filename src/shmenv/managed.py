@@ -23,6 +23,8 @@ class Orders(NamedTuple):
         seed: None leaves it to the env.
         dynamic_seed: the second argument of the env's `seed`, if not None.
         seeding: the number of the manager's `seed()` call: an env is seeded once a call.
+        generation: of the env's worker at that call.
+        stride: what is added to the seed for each later generation.
         replay: where to save replays; None: nowhere.
     """
 
@@ -30,6 +32,8 @@ class Orders(NamedTuple):
     seed: int | None
     dynamic_seed: bool | None
     seeding: int
+    generation: int
+    stride: int
     replay: str | None
 
 
@@ -65,7 +69,6 @@ class ManagedEnv(GymEnv):
         self.obs_node = kind.obs_node
         self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was
         self.reward_shape = ()
-        self.generation = 0
         self._seeding = 0
         self._replay: str | None = None
         self._last_obs: Any = None
@@ -79,7 +82,7 @@ class ManagedEnv(GymEnv):
         fresh = orders.seeding != self._seeding
         # An env without a seed() cannot be told that every reset shall start from the same seed, so it is given anew.
         if orders.seed is not None and (fresh or (orders.dynamic_seed is False and not hasattr(self.env, "seed"))):
-            seed = orders.seed + self.generation
+            seed = orders.seed + (self.generation - orders.generation) * orders.stride
         self._last_obs, _ = self._kind.reset_with(seed, orders.dynamic_seed, orders.arguments)
         self._seeding = orders.seeding  # not before: a reset that failed is seeded again
         return self._last_obs, {}

@@ -85,19 +85,21 @@ class AsyncSubprocessEnvManager(ManagerBase):
             return
         orders = [
             {"orders": Orders(self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
-                              self._env_replay_path[i])}
+                              self._seeded_at[i], self._env_num, self._env_replay_path[i])}
             for i in ids
         ]  # fmt: skip
         try:
             pool.send_reset(options=orders, env_id=ids)
         except WorkerError as error:
-            self._fail(error)
+            self._fail(error, unsent=True)
+            self._env_states.update(dict.fromkeys(ids, EnvState.ERROR))
             return
         self._failures = [error for error in self._failures if not set(ids).issuperset(_ids_of(error))]
         for i in ids:
             self._env_states[i] = EnvState.RESET
             self._ready_obs.pop(i, None)
             self._held.pop(i, None)
+            self._doomed.discard(i)
         self._owed.update(ids)
 
     # -- the loop
@@ -183,7 +185,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         try:
             pool.send(actions, env_id=ids)
         except WorkerError as error:
-            self._fail(error)
+            self._fail(error, unsent=True)
             self._raise_failure()
         for i in ids:
             self._env_states[i] = EnvState.STEPPING
@@ -221,7 +223,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._ready_obs.pop(i, None)
             if answer.lost:
                 over.append(i)
-            elif is_abnormal(timestep.info):
+            elif is_abnormal(timestep.info) or (i in self._doomed and not timestep.done):
                 self._env_states[i] = EnvState.ERROR
             elif timestep.done:
                 self._env_episode_count[i] += 1
@@ -258,6 +260,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         for i, answer in self._reader.read(batch):
             self._owed.discard(i)
             if answer.error is not None:
+                self._env_states[i] = EnvState.ERROR
                 self._fail(self._unreadable(i, answer.error))
             elif answer.timestep is not None:
                 self._held[i] = answer
@@ -274,12 +277,19 @@ class AsyncSubprocessEnvManager(ManagerBase):
         failure.__cause__ = error
         return failure
 
-    def _fail(self, error: ShmenvError) -> None:
+    def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
+        """Keep an error for the next call to raise. unsent: it has kept a command from being sent."""
+        assert self._pool is not None
+        coming, restarts = self._pool.pending_ids, self._cfg.on_error == "restart"
         for i in _ids_of(error):
-            self._owed.discard(i)
-            self._held.pop(i, None)
-            self._ready_obs.pop(i, None)
-            self._env_states[i] = EnvState.ERROR
+            state = self._env_states[i]
+            if i in coming or i in self._held:  # its answer was published, or its reset is tried again
+                if state == EnvState.STEPPING and not restarts:
+                    self._doomed.add(i)
+            elif i in self._owed or (state == EnvState.RUN and (unsent or not restarts)):
+                self._owed.discard(i)
+                self._ready_obs.pop(i, None)
+                self._env_states[i] = EnvState.ERROR
         self._failures.append(error)
 
     def _raise_failure(self, ids: Sequence[int] | None = None) -> None:

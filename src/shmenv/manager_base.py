@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import numpy as np
 
 from shmenv import manager_config
-from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError
+from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
 from shmenv.manager_config import Config
@@ -57,10 +57,13 @@ class ManagerBase:
         self._owed: set[int] = set()  # envs with a command whose answer has not come
         self._held: dict[int, Answer] = {}  # answers that have come for step() to return
         self._failures: list[ShmenvError] = []  # errors that have come for the next call to raise
+        self._doomed: set[int] = set()  # envs whose worker has ended since it gave the answer that they still owe
         self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(n))
         self._env_seeding = dict.fromkeys(range(n), 0)
         self._env_dynamic_seed: bool | None = None
+        self._generations = dict.fromkeys(range(n), 0)  # of the envs' workers
+        self._seeded_at = dict.fromkeys(range(n), 0)  # the generation at the last seed()
         self._env_replay_path: dict[int, str | None] = dict.fromkeys(range(n))
         self._description: Description | None = None
         self._samples_from: Any = None  # the action space of random_action
@@ -181,12 +184,14 @@ class ManagerBase:
         if pool is not None:
             pool.close()
         self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
-        for kept in (self._owed, self._held, self._failures, self._ready_obs):
-            kept.clear()  # type: ignore[attr-defined]
+        for kept in (self._owed, self._held, self._failures, self._doomed, self._ready_obs):
+            kept.clear()
 
     def _started(self) -> Pool:
         if self._pool is None:
             cfg = self._cfg
+            for counts in (self._generations, self._seeded_at):
+                counts.update(dict.fromkeys(range(self._env_num), 0))
             limits = [limit for limit in (cfg.reset_timeout, cfg.connect_timeout) if limit is not None]
             self._pool = Pool(
                 [partial(ManagedEnv, env_fn) for env_fn in self._env_fn],
@@ -200,7 +205,10 @@ class ManagerBase:
                 retry_type=cfg.retry_type,
                 retry_waiting_time=cfg.retry_waiting_time,
                 retry_step=cfg.retry_step,
-                on_restart=cfg.on_restart,
+                max_restarts=cfg.max_restarts,
+                restart_period=cfg.restart_period,
+                recycle_after=cfg.recycle_after,
+                on_restart=_counting(self._generations, cfg.on_restart),
                 affinity=cfg.affinity,
                 shared_memory=cfg.shared_memory,
                 strict_dtype=cfg.strict_dtype,
@@ -223,8 +231,9 @@ class ManagerBase:
     def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
         """Seed envs at their next reset; later resets go on from there, as far as it is up to the manager.
 
-        Seeds are kept: after `close` and `launch` they are given again, and an env in its n-th new process gets its
-        seed plus n. An env without a `seed` method gets it with `reset`. `random_action` starts anew, too.
+        Seeds are kept: after `close` and `launch` they are given again, and an env whose process was replaced n times
+        gets its seed plus n * env_num. An env without a `seed` method gets it with `reset`. `random_action` starts
+        anew, too.
 
         Args:
             seed: an int gives env i the seed `seed + i`; a sequence or an array gives one each; a dict by env id some.
@@ -249,6 +258,7 @@ class ManagerBase:
         for i, each in seeds.items():
             self._env_seed[i] = int(each)
             self._env_seeding[i] += 1
+            self._seeded_at[i] = self._generations[i]
         self._env_dynamic_seed = dynamic_seed
         self._samples_from = None
 
@@ -323,7 +333,12 @@ class ManagerBase:
         return list(self._ask(name, *args, **kwargs))
 
     def _ask(self, name: str, *args: Any, env_id: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        return self._open().call(name, *args, env_id=env_id, **kwargs)
+        try:
+            return self._open().call(name, *args, env_id=env_id, **kwargs)
+        except WorkerError as error:
+            self._fail(error, unsent=True)
+            self._raise_failure()
+            raise
 
     @staticmethod
     def wait(conns: Sequence[Any], wait_num: int, timeout: float | None = None) -> tuple[list[Any], list[int]]:
@@ -351,6 +366,16 @@ class ManagerBase:
         return [conns[position] for position in sorted(ready)], sorted(ready)
 
     # -- inside
+
+    def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
+        raise NotImplementedError
+
+    def _raise_failure(self, ids: Sequence[int] | None = None) -> None:
+        raise NotImplementedError
+
+    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Reset envs."""
+        raise NotImplementedError
 
     def _open(self) -> Pool:
         pool = self._pool
@@ -381,6 +406,19 @@ class EnvProxy:
                 raise AttributeError(f"env 0 has no {name!r}") from error.__cause__
             raise
         return (lambda *args, **kwargs: pool.call(name, *args, env_id=0, **kwargs)[0]) if is_method else value
+
+
+def _counting(
+    generations: dict[int, int], on_restart: Callable[[int, str], object] | None
+) -> Callable[[int, str], None]:
+    """The hook for Pool. No method: the pool would keep a forgotten manager alive, and that the pool."""
+
+    def count(env_id: int, reason: str) -> None:
+        generations[env_id] += 1
+        if on_restart is not None:
+            on_restart(env_id, reason)
+
+    return count
 
 
 def _is_int(value: Any) -> bool:

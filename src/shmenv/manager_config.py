@@ -55,6 +55,9 @@ ASYNC: dict[str, Any] = {
     "close_timeout": 2.0,  # seconds that close() gives the workers before they are killed
     "affinity": None,  # None, "spread" or a list of cores
     "worker_init": None,  # called with the worker's number in each worker, before its envs are built
+    "max_restarts": 10,  # how often a worker is replaced within restart_period; then its envs are lost
+    "restart_period": 60.0,  # seconds
+    "recycle_after": None,  # episodes after which a worker is replaced; None: never
     "on_restart": None,  # called with env id and reason when an env got a new process
 }
 SYNC: dict[str, Any] = {**ASYNC, "wait_num": math.inf, "step_wait_timeout": None}

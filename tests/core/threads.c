@@ -6,8 +6,9 @@
 #include "cells.h"
 #include "channel.h"
 #include "ring.h"
+#include "watch.h"
 #include <stdio.h>
-#include <stdlib.h>
+#include <sys/wait.h>
 
 enum { START = 0xFFFFFFF0, WORKERS = 4, ENVS = 2, WORDS = 16, MINUTE = 60 };
 #define SECONDS INT64_C(1000000000)
@@ -276,9 +277,48 @@ static void run_waits(void) {
     pthread_join(interrupter, NULL);
 }
 
+/* ---- the watcher: a death by itself, and one for being late ---- */
+
+static void run_watcher(void) {
+    static shm_worker block;
+    shm_watcher *watcher;
+    shm_wait wait = patient(0);
+    uint32_t found;
+    int children[2];
+    S = (shm_semaphore){.alert = START};
+    signal(SIGUSR1, SIG_IGN); /* in the children: what would make a worker print its stacks */
+    for (int i = 0; i < 2; i++) {
+        children[i] = fork();
+        while (children[i] == 0)
+            pause();
+    }
+    check(shm_start_watcher(&watcher, &S, 2, STDIN_FILENO, SIGUSR1) == 0, "no watcher");
+    const shm_clock untimed = {0};
+    shm_clock timed = {.worker = &block, .shortest = MILLISECONDS, .pid = children[1]};
+    timed.limits[SHM_STEP] = 20 * MILLISECONDS;
+    shm_watch(watcher, 0, os_pidfd(children[0]), &untimed);
+    shm_watch(watcher, 1, os_pidfd(children[1]), &timed);
+    shm_doing(&block, 1, 0, SHM_STEP, os_now_ns());
+    for (int who = 1; who >= 0; who--) { /* 1 is late, 0 is killed */
+        if (who == 0)
+            kill(children[0], SIGKILL);
+        uint32_t seen = START + 1 - (uint32_t)who;
+        check(shm_await(&S, 1, seen, shm_free_units, &S, &wait, &found) == SHM_ALERT, "no alert of a death");
+        check(shm_alerts(&S) == seen + 1 && shm_is_dead(watcher, who), "a death was not noticed");
+        check(shm_is_late(watcher, who) == who, "late is not who was");
+    }
+    shm_stop_watcher(watcher);
+    for (int i = 0; i < 2; i++) {
+        int status;
+        check(waitpid(children[i], &status, 0) == children[i] && WTERMSIG(status) == SIGKILL, "not killed");
+    }
+    shm_free_watcher(watcher);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         rounds = (uint32_t)strtoul(argv[1], NULL, 10) & ~1u; /* even: posts of 1 and 2 in turn */
+    run_watcher(); /* first: it forks, and there is one thread yet */
     run_waits();
     run_pool(WORKERS * ENVS, 0);
     run_pool(3, 50000);

@@ -32,12 +32,22 @@ def test_the_lines_to_paste_from_the_readme_run(tmp_path: Path) -> None:
     assert run(program, tmp_path) == "(64, 4) 64.0\n"
 
 
-def test_the_pieces_of_code_in_the_guide_are_one_program_that_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/pool.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("guide", ["docs/pool.md", "docs/managers.md"])
+def test_the_pieces_of_code_in_a_guide_are_one_program_that_runs(guide: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
     body = textwrap.indent("\n".join(blocks) + "print('done')", "    ")
     program = tmp_path / "guide.py"
     program.write_text(f"import gymnasium, numpy as np, shmenv\n\nif __name__ == '__main__':\n{body}\n")
     assert run(program, tmp_path) == "done\n"
+
+
+def test_each_defect_of_the_managers_has_its_tests() -> None:
+    tests = set(re.findall(r"^def (test_\d\d_\w+)", (ROOT / "tests/test_manager_defects.py").read_text(), re.MULTILINE))
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", (ROOT / "docs/defects.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 47))
+    named = {int(number): re.findall(r"`(test_\w+)`", cell) for number, cell in rows}
+    assert all(name.startswith(f"test_{number:02}_") for number, names in named.items() for name in names)
+    assert {name for names in named.values() for name in names} == tests
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -32,7 +32,7 @@ def compile_c(output: Path, sources: Iterable[Path], *flags: str) -> None:
 def build_model(directory: Path) -> list[Path]:
     """Compile the parts of the explorer that do not depend on the core's headers."""
     objects = []
-    for name in ("model", "explorer"):
+    for name in ("model", "state", "explorer"):
         objects.append(directory / f"{name}.o")
         compile_c(objects[-1], [HERE / f"{name}.c"], "-O3", "-c", f"-I{HERE}")
     return objects

@@ -1,4 +1,4 @@
-/* Between the model (model.c) and the search over its choices (explorer.c). */
+/* Between the model (model.c), its state's hash (state.c) and the search over its choices (explorer.c). */
 #ifndef EXPLORER_H
 #define EXPLORER_H
 #include <setjmp.h>
@@ -38,13 +38,53 @@ typedef struct {
 } model_world;
 extern model_world world;
 
+/* A value in a location's history, and what its reader learns by acquiring it. */
+typedef struct {
+    uint64_t value;
+    view carries;
+    int continues; /* written by a read-modify-write of the message before it: nothing may come between */
+} message;
+typedef struct {
+    message messages[MESSAGES];
+    int count;
+    view futex_seen; /* handed from futex call to futex call on this word */
+    int writer;      /* of payload: the last one, and its clock then; of each thread, its clock when it last read */
+    uint8_t written, read[THREADS];
+} location;
+extern location memory[LOCATIONS];
+extern view sc_seen; /* the last seq_cst store of each location, and what seq_cst fences have seen */
+
+/* The block of shared memory, and which words of it are locations. Kept between the executions of a search. */
+enum { BLOCK_BYTES = 1 << 13 };
+struct block {
+    char *base;
+    size_t size;
+    uint8_t index[BLOCK_BYTES / 4]; /* of a location, by its offset: 1 + index, 0 unknown */
+    void *address[LOCATIONS];
+    const char *name[LOCATIONS];
+    int wide[LOCATIONS], futex[LOCATIONS];
+    unsigned users[LOCATIONS]; /* bit per thread that accessed it in any execution so far */
+    int count;
+};
+extern struct block block;
+
+/* A step of a hash; the finaliser of splitmix64, since two states taken for one would hide executions. */
+static inline uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = hash * UINT64_C(0xD1342543DE82EF95) + value + UINT64_C(0x9E3779B97F4A7C15);
+    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+    return hash ^ hash >> 31;
+}
+
 /* model.c */
 void model_begin(const scenario *s, int stale_bound);
 void model_forget(void);            /* between two scenarios */
-uint64_t model_state(uint64_t search); /* hash of memory, threads, futex queues, and what the search adds */
 void model_kill(int index);         /* and the next model_start starts with what it had seen */
 void model_wake(int index, int result);
 void model_trace(int on);
+
+/* state.c */
+uint64_t model_state(uint64_t search); /* hash of memory, threads, futex queues, and what the search adds */
 
 /* explorer.c */
 int choose(int count);              /* 0 to count - 1: the search tries them all */

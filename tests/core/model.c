@@ -4,45 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A value in a location's history, and what its reader learns by acquiring it. */
-typedef struct {
-    uint64_t value;
-    view carries;
-    int continues; /* written by a read-modify-write of the message before it: nothing may come between */
-} message;
-
-typedef struct {
-    message messages[MESSAGES];
-    int count;
-    view futex_seen; /* handed from futex call to futex call on this word */
-    int writer;      /* of payload: the last one, and its clock then; of each thread, its clock when it last read */
-    uint8_t written, read[THREADS];
-} location;
-
-enum { BLOCK_BYTES = 1 << 13 };
-static struct {
-    char *base;
-    size_t size;
-    uint8_t index[BLOCK_BYTES / 4]; /* of a location, by its offset: 1 + index, 0 unknown. Kept between executions */
-    void *address[LOCATIONS];
-    const char *name[LOCATIONS];
-    int wide[LOCATIONS], futex[LOCATIONS];
-    unsigned users[LOCATIONS]; /* bit per thread that accessed it in any execution so far */
-    int count;
-} block;
-static location memory[LOCATIONS];
-static view sc_seen; /* the last seq_cst store of each location, and what seq_cst fences have seen */
+location memory[LOCATIONS];
+struct block block;
+view sc_seen;
+model_world world;
 static view newborn; /* what a thread started outside of threads has seen */
 static int tracing;
-model_world world;
 
-/* A step of a hash; the finaliser of splitmix64, since two states taken for one would hide executions. */
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = hash * UINT64_C(0xD1342543DE82EF95) + value + UINT64_C(0x9E3779B97F4A7C15);
-    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
-    return hash ^ hash >> 31;
-}
 static void join(view *into, const view *from) {
     for (size_t i = 0; i < sizeof(view); i++)
         into->at[i] = from->at[i] > into->at[i] ? from->at[i] : into->at[i];
@@ -366,81 +334,11 @@ void model_knows(const void *values, size_t size) {
     for (size_t i = 0; i < size / sizeof(uint32_t); i++)
         me->history = mix(me->history, ((const uint32_t *)values)[i]);
 }
-void model_check(int holds, const char *otherwise) {
-    if (!holds)
-        fail(otherwise);
-}
-/* ---- the state's hash, which leaves out what nobody can tell any more ---- */
-
-/* The part of a view above `base`: below it every thread has seen everything. */
-static uint64_t hash_view(const view *v, const view *base) {
-    view above;
-    for (size_t i = 0; i < sizeof(view); i++)
-        above.at[i] = v->at[i] > base->at[i] ? v->at[i] - base->at[i] : 0;
-    uint64_t words[sizeof(view) / 8], hash = 0;
-    memcpy(words, &above, sizeof words);
-    for (size_t i = 0; i < sizeof(view) / 8; i++) /* independent of each other, so that they overlap; mostly zeros */
-        if (words[i])
-            hash += mix(i + 1, words[i]);
-    return hash;
-}
-/* The oldest message of each location that a thread which uses the location may still read. Threads that are not yet
- * started begin with what a living one has seen. */
-static void find_base(view *base) {
-    unsigned living = 0;
-    for (int i = 0; i < world.thread_count; i++)
-        living |= (unsigned)(world.threads[i].state < ENDED) << i;
-    for (int at = 0; at < block.count; at++) {
-        unsigned users = block.users[at] >> world.thread_count ? living : block.users[at] & living;
-        uint8_t oldest = (uint8_t)(memory[at].count - 1);
-        for (int i = 0; i < world.thread_count; i++)
-            if (users >> i & 1 && world.threads[i].seen.at[at] < oldest)
-                oldest = world.threads[i].seen.at[at];
-        base->at[at] = oldest;
-    }
-    for (int i = 0; i < world.thread_count; i++) {
-        uint8_t oldest = UINT8_MAX;
-        for (int j = 0; j < world.thread_count; j++)
-            if (living >> j & 1 && world.threads[j].seen.at[LOCATIONS + i] < oldest)
-                oldest = world.threads[j].seen.at[LOCATIONS + i];
-        base->at[LOCATIONS + i] = oldest;
-    }
-}
 uint64_t model_last(void *word) {
     const location *l = &memory[locate(word, 0)];
     return l->messages[l->count - 1].value;
 }
-uint64_t model_state(uint64_t search) {
-    view base = {{0}};
-    find_base(&base);
-    uint64_t hash = mix(mix(search, (uint64_t)world.stale_left), hash_view(&sc_seen, &base));
-    for (int at = 0; at < block.count; at++) {
-        const location *l = &memory[at];
-        uint64_t own = (uint64_t)at;
-        for (int i = base.at[at]; i < l->count; i++) {
-            const message *m = &l->messages[i];
-            own = mix(mix(own, m->value + ((uint64_t)(i > base.at[at] && m->continues) << 62)), hash_view(&m->carries, &base));
-        }
-        uint64_t clocks = l->written > base.at[LOCATIONS + l->writer] 
-                              ? (uint64_t)(l->writer << 8 | (l->written - base.at[LOCATIONS + l->writer]))
-                              : 0;
-        for (int i = 0; i < world.thread_count; i++)
-            if (l->read[i] > base.at[LOCATIONS + i])
-                clocks = mix(clocks, (uint64_t)(i << 8 | (l->read[i] - base.at[LOCATIONS + i])));
-        own = mix(own, clocks);
-        if (block.futex[at])
-            own = mix(own, hash_view(&l->futex_seen, &base));
-        hash += mix(own, 0);
-    }
-    for (int i = 0; i < world.thread_count; i++) {
-        const thread *t = &world.threads[i];
-        uint64_t own = mix((uint64_t)i, (uint64_t)t->state);
-        if (t->state < ENDED) {
-            own = mix(mix(own, t->history), (uint64_t)(t->heartbeats << 16 | t->result << 8 | t->futex));
-            own = mix(mix(own, hash_view(&t->seen, &base)), hash_view(&t->acquired, &base));
-            own = mix(own, hash_view(&t->released, &base));
-        }
-        hash += mix(own, 1);
-    }
-    return hash;
+void model_check(int holds, const char *otherwise) {
+    if (!holds)
+        fail(otherwise);
 }

@@ -2,10 +2,11 @@
  * scenarios use of it.
  *
  * What is modelled (model.c):
- * - Memory, after the view semantics of Kang et al., "A promising semantics for relaxed-memory concurrency", POPL 2017,
- *   without promises. A location keeps every value it ever had, in one order; a load may return any that the thread has
- *   not seen overwritten, a store may go before one that the thread has not seen. Release and acquire hand over what was seen; a seq_cst load sees at least the last seq_cst store to
- *   its location, fences are C11's, release sequences are C++20's (broken by any store that is no read-modify-write).
+ * - Memory, after the view semantics of Kang et al., "A promising semantics for relaxed-memory concurrency", POPL
+ *   2017, without promises. A location keeps every value it ever had, in one order; a load may return any that the
+ *   thread has not seen overwritten, a store may go before one that the thread has not seen. Release and acquire hand
+ *   over what was seen; a seq_cst access goes behind the last seq_cst store to its location, fences are C11's, release
+ *   sequences are C++20's (broken by any store that is no read-modify-write).
  * - Payload as plain memory with C11's rule: two accesses of which one writes must be ordered by release and acquire,
  *   in both directions (a reader must be done before its cell is written again).
  * - Futexes as futex(2) promises them and no better: comparing and going to sleep is one step, ordered with other

@@ -197,7 +197,8 @@ static void after_kill(int w) { model_start("watcher", tell, w, 0); }
 static void check_count(void) {
     uint32_t lost = 0;
     for (uint32_t i = 0; i < total(); i++) {
-        model_check(!M.pending[i] && M.played[i] + M.lost[i] == M.given[i] - START, "a command is neither answered nor lost");
+        model_check(!M.pending[i], "a command is neither answered nor lost");
+        model_check(M.played[i] + M.lost[i] == M.given[i] - START, "an answer is lost or doubled");
         lost += M.lost[i];
     }
     model_check(c->mortal || c->renew || !lost, "an answer is lost though nobody died");

@@ -13,7 +13,7 @@ typedef struct {
     SHM_ALIGNED a32 parked; /* writer: worker, or the manager once the worker is confirmed dead */
     a64 doing;              /* writer: worker. Command number << 32 | env << 4 | phase, before each call into an env;
                                bell << 32 | SHM_IDLE, before it waits for the next ring after that one */
-    a64 since_ns;           /* writer: worker. CLOCK_MONOTONIC at which `doing` began, where the manager wants it timed */
+    a64 since_ns;           /* writer: worker. CLOCK_MONOTONIC at which `doing` began; 0 where nothing is timed */
     a64 steps;              /* writer: worker, like all below: env steps played */
     a64 busy_ns;            /* time from a command's arrival until no command is left */
     a64 wait_ns;            /* time spent waiting for commands */
@@ -27,7 +27,8 @@ enum { SHM_IDLE = 0, SHM_CONSTRUCT = 1, SHM_RESET = 2, SHM_STEP = 3, SHM_CALL = 
 /* Called by: the worker, before each call into an env. For the watcher's clock and for error texts. */
 static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_t phase, int64_t since_ns) {
     SHM_STORE(&w->since_ns, (uint64_t)since_ns, relaxed);
-    SHM_STORE(&w->doing, (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase, release); /* PAIRS WITH shm_due "doing since" */
+    uint64_t doing = (uint64_t)n << 32 | (uint64_t)env_id << 4 | phase;
+    SHM_STORE(&w->doing, doing, release); /* PAIRS WITH shm_due "doing since" */
 }
 /* Called by: the worker, before it waits for a ring after `seen`. */
 static inline void shm_doing_nothing(shm_worker *w, uint32_t seen) {

@@ -86,7 +86,12 @@ def _hang(env: ScriptedEnv) -> None:
 
 
 def _hang_native(env: ScriptedEnv) -> None:
-    ctypes.PyDLL(None).pause()  # PyDLL keeps the GIL: no Python code runs in this process any more
+    lock = ctypes.PyDLL(None).pthread_mutex_lock  # PyDLL keeps the GIL: no Python code runs in this process any more
+    mutex = ctypes.create_string_buffer(
+        128
+    )  # zeros: a plain mutex, whose holder waits for itself, whatever signal comes
+    lock(mutex)
+    lock(mutex)
 
 
 def _exit(env: ScriptedEnv) -> None:
@@ -130,6 +135,18 @@ def _none(env: ScriptedEnv) -> Any:
     return Ellipsis
 
 
+def _stop(env: ScriptedEnv) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _interrupt(env: ScriptedEnv) -> None:
+    raise KeyboardInterrupt
+
+
+def _crash(env: ScriptedEnv) -> None:
+    ctypes.string_at(0)  # native code reads where nothing is
+
+
 FAULTS: dict[str, Callable[[ScriptedEnv], Any]] = {
     "ok": lambda env: None,
     "raise": _raise,
@@ -149,6 +166,9 @@ FAULTS: dict[str, Callable[[ScriptedEnv], Any]] = {
     "bad_dtype": _bad_dtype,
     "bad_type": _bad_type,
     "bad_none": _none,
+    "stop": _stop,
+    "interrupt": _interrupt,
+    "crash": _crash,
 }
 NAMES = list(FAULTS)
 

@@ -181,16 +181,21 @@ class Exchange:
         self._state[env_id] = state
 
     def settle(self, ids: Array) -> None:
-        """Wait until these envs have answered their last command, whatever it was."""
+        """Wait until these envs have answered their last command, whatever it was, for good."""
         if self._unsettled or self.port.pending:
-            self._await(ids, len(ids))
+            repaired = True
+            while repaired:  # a reset that failed may be tried again
+                self._await(ids, len(ids))
+                owed = np.array([i for i in ids.tolist() if self.port.is_owed(i)], np.uint32)
+                repaired = bool(self.port.row_flags(owed) & _port.ROW_ERROR) and self.recovery.repair(owed)
             if len(ids) == len(self.all_ids):
                 self._unsettled = False
 
     def discard(self) -> None:
         """Wait for everything that is pending, and drop it."""
         self.port.settle(self.recovery.drop_retries())
-        self.settle(self.all_ids)
+        self._await(self.all_ids, len(self.all_ids))
+        self._unsettled = False
         self.port.settle(None)
         self._troubles.clear()
         self.recovery.forget(self.all_ids)

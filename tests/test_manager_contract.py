@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -460,10 +461,22 @@ def test_the_reference_env_is_env_0_before_and_after_launch(make_manager: Make) 
     before = manager.env_ref.time_id
     assert manager.env_ref.name == "zero" and manager.env_ref.reward_shaping([{}]) == [{"shaped": True}]
     assert not hasattr(manager.env_ref, "nothing")
+    with pytest.raises(shmenv.EnvError, match="missing 1 required"):
+        manager.env_ref.reward_shaping()
     manager.launch()
     assert manager.env_ref.time_id == manager.time_id[0] == before
     with pytest.raises(AttributeError, match="info"):
         manager.env_info()
+
+
+def test_a_reference_env_that_dies_is_told_and_can_be_asked_for_again(make_manager: Make) -> None:
+    manager = make_manager([StatEnv] * 2)
+    os.kill(manager.env_ref.pid, signal.SIGKILL)
+    with pytest.raises(shmenv.WorkerDiedError, match="SIGKILL"):
+        manager.env_ref.pid  # noqa: B018
+    assert manager.env_ref.name == "env"
+    manager.close()  # it was never launched
+    assert manager.closed
 
 
 @BOTH

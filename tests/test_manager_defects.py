@@ -743,6 +743,7 @@ def test_36_each_env_is_built_once_and_in_a_worker(make_manager: Make, cls: Any,
     manager = make_manager([partial(BuiltHereEnv, str(tmp_path), f"env{i}") for i in range(2)], cls)
     assert manager.closed and not list(tmp_path.iterdir())
     assert manager.action_space == Discrete(2) and manager.env_ref.name == "env0"
+    assert [path.name for path in tmp_path.iterdir()] == ["env0"]
     manager.launch()
     builders = [(tmp_path / f"env{i}").read_text().split() for i in range(2)]
     assert builders == [[str(pid)] for pid in manager.pid]

@@ -110,7 +110,7 @@ class ManagerBase:
 
     @property
     def observation_space(self) -> Any:
-        """Env 0's space of one observation. Like all that is asked before `launch`, it starts the workers."""
+        """Env 0's space of one observation. What is asked before `launch` starts worker 0, which is kept."""
         return self._describe().observation_space
 
     @property
@@ -188,6 +188,16 @@ class ManagerBase:
             kept.clear()
 
     def _started(self) -> Pool:
+        """The pool, with all its workers."""
+        pool = self._begun(deferred=False)
+        if pool.closed:
+            pool.start()
+        node = self._describe().obs_node if self._cfg.shared_memory else ObjectNode()
+        self._reader = AnswerReader(node, copies=self._cfg.copy_on_get)
+        return pool
+
+    def _begun(self, deferred: bool) -> Pool:
+        """The pool; if it is made now, with worker 0 only if `deferred`."""
         if self._pool is None:
             cfg = self._cfg
             for counts in (self._generations, self._seeded_at):
@@ -215,15 +225,26 @@ class ManagerBase:
                 worker_init=cfg.worker_init,
                 start_timeout=cfg.start_timeout,
                 close_timeout=cfg.close_timeout,
+                deferred=deferred,
             )
-            self._describe()
-            node = self._describe().obs_node if cfg.shared_memory else ObjectNode()
-            self._reader = AnswerReader(node, copies=cfg.copy_on_get)
         return self._pool
+
+    def _ask_first(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask env 0, of a launched manager or not."""
+        pool = self._begun(deferred=True)
+        if not self._closed:
+            return self._ask(name, *args, env_id=0, **kwargs)[0]
+        if not pool.closed:  # amid launch
+            return pool.call(name, *args, env_id=0, **kwargs)[0]
+        try:
+            return pool.ask_first(name, *args, **kwargs)
+        except WorkerError:
+            self.close()  # so that it can be tried again
+            raise
 
     def _describe(self) -> Description:
         if self._description is None:
-            self._description = self._started().call(DESCRIBE, env_id=0)[0]
+            self._description = self._ask_first(DESCRIBE)
         return self._description
 
     # -- seeds and replays
@@ -390,7 +411,7 @@ class ManagerBase:
 
 
 class EnvProxy:
-    """Env 0 from afar: attributes are read, methods called, in its worker, which is started if there is none."""
+    """Env 0 from afar: attributes are read, methods called, in worker 0, which is started if it is not there yet."""
 
     def __init__(self, manager: ManagerBase) -> None:
         self._manager = manager
@@ -398,14 +419,14 @@ class EnvProxy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        pool = self._manager._started()
+        ask = self._manager._ask_first
         try:
-            is_method, value = pool.call(LOOK, name, env_id=0)[0]
+            is_method, value = ask(LOOK, name)
         except EnvError as error:
             if isinstance(error.__cause__, AttributeError):
                 raise AttributeError(f"env 0 has no {name!r}") from error.__cause__
             raise
-        return (lambda *args, **kwargs: pool.call(name, *args, env_id=0, **kwargs)[0]) if is_method else value
+        return partial(ask, name) if is_method else value
 
 
 def _counting(

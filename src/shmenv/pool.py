@@ -22,7 +22,7 @@ from shmenv.plan import AUTORESET_MODES, Plan, split
 from shmenv.recovery import Policy
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
 from shmenv.supervisor import Limits, Supervisor
-from shmenv.worker import Report, Setup
+from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")
 
@@ -76,6 +76,7 @@ class Pool:
         start_timeout: seconds for the workers to build all envs. None waits for ever.
         close_timeout: seconds that `close` gives the workers to close their envs before they are killed.
         debug: overwrite rows with garbage before they are used again, so that the use of an expired view shows.
+        deferred: start worker 0 only, for `ask_first`; the pool is closed until `start` has started the others.
 
     Raises:
         UsageError: an argument is wrong, or the envs' spaces differ in shape or dtype.
@@ -110,6 +111,7 @@ class Pool:
         start_timeout: float | None = 300.0,
         close_timeout: float = 2.0,
         debug: bool = False,
+        deferred: bool = False,
     ) -> None:
         self._closed = True  # until it is open
         starting.refuse_in_starting_process()
@@ -170,33 +172,50 @@ class Pool:
             limits = Limits(start_timeout, reset_timeout, step_timeout, close_timeout, max_restarts, restart_period)
             workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, limits)
             with_cleanup.insert(0, workers)
-            reports = workers.start()
-            plan = self._plan = _plan(reports, ranges, slots, autoreset)
-            self._spaces = reports[0].obs_space, reports[0].action_space
-            segment.allocate(plan.layout.size, plan.purpose)
             policy = Policy(
                 on_error == "restart", max_retry, retry_type == "renew", retry_waiting_time, on_restart, recycle_after
             )
-            self._exchange = Exchange(
-                plan,
-                segment,
-                spill,
-                workers,
-                policy,
-                copy=copy,
-                debug=debug,
-                spin_ns=SPIN_NS if affinity == "spread" else 0,
-            )
-            self._seeds = self._exchange.recovery.seeds
-            workers.watch(self._exchange.port, segment, plan)
-            workers.go(plan)
+
+            def complete() -> tuple[Plan, tuple[bytes, bytes], Exchange]:
+                reports = workers.start()
+                plan = _plan(reports, ranges, slots, autoreset)
+                segment.allocate(plan.layout.size, plan.purpose)
+                spin_ns = SPIN_NS if affinity == "spread" else 0
+                exchange = Exchange(plan, segment, spill, workers, policy, copy=copy, debug=debug, spin_ns=spin_ns)
+                workers.watch(exchange.port, segment, plan)
+                workers.go(plan)
+                return plan, (reports[0].obs_space, reports[0].action_space), exchange
+
+            if deferred:
+                workers.start(first_only=True)
         except BaseException:
             _undo(with_cleanup)
             raise
+        self._complete: Callable[[], tuple[Plan, tuple[bytes, bytes], Exchange]] | None = complete
         self._finalizer = weakref.finalize(self, _undo, with_cleanup)
         self._finalizer.atexit = False  # the supervisor has its own, earlier place at exit
+        if not deferred:
+            self.start()
+
+    def start(self) -> None:
+        """Start the workers that `deferred` has left out, and open the pool. Errors are those of the constructor."""
+        complete, self._complete = self._complete, None
+        if complete is None:
+            raise UsageError("start: the pool was started before")
+        try:
+            self._plan, self._spaces, self._exchange = complete()
+        except BaseException:
+            self._finalizer()
+            raise
+        self._seeds = self._exchange.recovery.seeds
         self._closed = False
         _remember(self)
+
+    def ask_first(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """As `call` of env 0, but only before `start` of a deferred pool."""
+        if self._complete is None:
+            raise UsageError("ask_first: the pool was started; use call(..., env_id=0)")
+        return self._workers.ask_first(Question(name, args, kwargs))
 
     # -- what it is
 
@@ -566,6 +585,9 @@ class Pool:
         longer than `close_timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
         another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
         """
+        if self._complete is not None:  # deferred, and never started
+            self._complete = None
+            self._finalizer()
         if self._closed or not self._close_once.acquire(blocking=False):
             return
         exchange, self._closed = self._exchange, True

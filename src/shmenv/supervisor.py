@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from shmenv import _memory, codec, worker
 from shmenv._port import Port
@@ -125,12 +126,16 @@ class Supervisor:
         self._stopped = False
         self._owner = os.getpid()
         self.handles: list[Handle] = []
+        self._reported: dict[int, worker.Report] = {}
         _remember(self)
 
     # -- start
 
-    def start(self) -> list[worker.Report]:
-        """Start all workers side by side, and wait until each has built its envs.
+    def start(self, first_only: bool = False) -> list[worker.Report]:
+        """Start all workers that are not there yet side by side, and wait until each has built its envs.
+
+        Args:
+            first_only: start worker 0 alone.
 
         Raises:
             EnvError: a constructor raised.
@@ -140,7 +145,7 @@ class Supervisor:
         """
         with limited_threads(), default_method_kept():  # a fork server started here hands the limits down, too
             self._prepare()
-            for worker_id in range(len(self._ranges)):
+            for worker_id in range(len(self.handles), 1 if first_only else len(self._ranges)):
                 with interrupts_held():
                     self.handles.append(self._start_one(worker_id, 0))
         return self._reports()
@@ -189,7 +194,7 @@ class Supervisor:
 
     def _reports(self) -> list[worker.Report]:
         deadline = None if self.limits.start is None else time.monotonic() + self.limits.start
-        reports: dict[int, worker.Report] = {}
+        reports = self._reported
         while len(reports) < len(self.handles):
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
             # Not the pipes alone: under fork other workers hold copies of their far ends, and no end of file comes.
@@ -218,16 +223,20 @@ class Supervisor:
         return [reports[worker_id] for worker_id in sorted(reports)]
 
     def _start_failed(self, handle: Handle, message: worker.Failed) -> Exception:
-        remote = codec.load_error(message.record)
         if message.env_id is None:
             where = f"worker {handle.worker_id} (envs {_span(handle.ids)}) could not start"
         else:
             where = f"the constructor of env {message.env_id} in worker {handle.worker_id} raised"
+        env_id = handle.ids.start if message.env_id is None else message.env_id
+        return self._env_error(handle, env_id, "construct", where, message.record)
+
+    def _env_error(self, handle: Handle, env_id: int, command: str, where: str, record: bytes) -> EnvError:
+        remote = codec.load_error(record)
         error = EnvError(
             f"{where}: {remote.type_name}: {remote.message}\n\n{remote.traceback_text}",
-            env_id=handle.ids.start if message.env_id is None else message.env_id,
+            env_id=env_id,
             worker_id=handle.worker_id,
-            command="construct",
+            command=command,
             type_name=remote.type_name,
             traceback_text=remote.traceback_text,
         )
@@ -247,6 +256,26 @@ class Supervisor:
             pid=handle.pid,
             exitcode=None,
         )
+
+    def ask_first(self, question: worker.Question) -> Any:
+        """Ask the first env something, before `go`.
+
+        Raises:
+            EnvError: it raised. WorkerDiedError: its worker ended.
+        """
+        handle = self.handles[0]
+        try:
+            handle.conn.send(question)
+            wait([handle.conn, handle.pidfd])
+            record, status = handle.conn.recv() if handle.conn.poll() else (b"", 2)
+        except (EOFError, OSError):
+            status = 2
+        if status == 2:
+            self._note_exit(handle)
+            raise self.died_error(handle, f"asked for {question.name!r}")
+        if status:
+            raise self._env_error(handle, handle.ids.start, "call", f"env {handle.ids.start} raised", record)
+        return codec.load(record)
 
     def go(self, plan: Plan) -> None:
         """Hand every worker the plan: the segment is there, commands may come."""

@@ -84,6 +84,15 @@ class Building:
 
 
 @dataclass(frozen=True)
+class Question:
+    """Asked of the first env before there is a plan; answered by bytes and a status, as a call is."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Failed:
     """Sent when the worker cannot start; `env_id` None if the reason lies outside an env's constructor."""
 
@@ -112,7 +121,7 @@ def main(setup: Setup) -> None:
             worker.rebuild(setup.plan)
         else:
             conn.send(worker.build(lambda env_id: conn.send(Building(env_id))))
-            plan = _receive_plan(conn)
+            plan = _receive_plan(conn, worker)
             if plan is None:  # the pool gave up: another worker failed
                 return
             worker.attach(plan)
@@ -124,11 +133,13 @@ def main(setup: Setup) -> None:
         worker.close()
 
 
-def _receive_plan(conn: Connection) -> Plan | None:
+def _receive_plan(conn: Connection, worker: Worker) -> Plan | None:
     try:
-        plan: Plan | None = conn.recv()
-    except EOFError:
-        plan = None
+        while isinstance(message := conn.recv(), Question):
+            conn.send(worker.answer(worker.first, "call", message.name, message.args, message.kwargs))
+    except (EOFError, OSError):
+        return None
+    plan: Plan | None = message
     return plan
 
 
@@ -340,6 +351,14 @@ class Worker:
         self.loop.doing(number, env_id, CALL)
         try:
             kind, name, args, kwargs = codec.load(self.payload(env_id))
+        except BaseException as error:
+            self.calls.write(env_id, codec.dump_error(error), 1)
+            return
+        self.calls.write(env_id, *self.answer(env_id, kind, name, args, kwargs))
+
+    def answer(self, env_id: int, kind: str, name: str, args: Any, kwargs: Any) -> tuple[bytes, int]:
+        """Carry out a call: the pickled result and 0, or an error record and 1."""
+        try:
             env, result = self.envs[env_id - self.first], None
             if kind == "set":
                 env.set_attribute(name, args[0])
@@ -349,9 +368,9 @@ class Worker:
                     result = result(*args, **kwargs)
                 elif kind == "call" and (args or kwargs):
                     raise TypeError(f"{name!r} is no method, so it takes no arguments")
-            self.calls.write(env_id, codec.dump(result), 0)
+            return codec.dump(result), 0
         except BaseException as error:
-            self.calls.write(env_id, codec.dump_error(error), 1)
+            return codec.dump_error(error), 1
 
     # -- end
 

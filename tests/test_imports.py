@@ -18,7 +18,7 @@ PACKAGE = Path(shmenv.__file__).parent
 ORDER = [
     *("errors", "codec", "_memory", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer"),
     *("info", "starting"),
-    *("observation", "action", "kinds", "cpu", "batch", "plan", "_loop", "worker", "supervisor", "rows"),
+    *("observation", "action", "kinds", "cpu", "batch", "arguments", "plan", "_loop", "worker", "supervisor", "rows"),
     *("recovery", "exchange", "preloaded", "pool", "wrappers", "timestep", "managed", "manager_config"),
     *("manager_base", "manager", "registry"),
     *("shmenv", "adapters", "cli", "__main__"),

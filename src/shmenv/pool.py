@@ -15,6 +15,17 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from shmenv import _port, codec, cpu, starting
+from shmenv.arguments import (
+    EnvIds,
+    check_choice,
+    check_range,
+    check_seconds,
+    deadline_ns,
+    dumped,
+    env_ids,
+    mp_context,
+    reset_payloads,
+)
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
@@ -28,8 +39,6 @@ logger = logging.getLogger("shmenv")
 
 SPIN_NS = 200_000  # a side that spins does so this long before it parks; see ARCHITECTURE.md
 OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
-
-EnvIds = int | Sequence[int] | Array | None
 
 
 class Pool:
@@ -68,7 +77,8 @@ class Pool:
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
         affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the
             caller's waits spin; for those who own the machine. A list of cores: those are taken in turn.
-        slots: rows an env has for its observations, a power of two from 2 on: a view is valid for `slots` steps.
+        slots: rows an env has for its observations, a power of two from 2 on: in lock-step a view is valid for `slots`
+            steps, otherwise at least until the second next step of one of its envs.
         shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
         strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted
             where no information of kind is lost (numpy's "same_kind"), integers range-checked.
@@ -121,29 +131,29 @@ class Pool:
             raise UsageError("env_fns must be one or more functions that return an env")
         if num_workers is None:
             num_workers = min(n, cpu.usable_cores())
-        _check_range("num_workers", num_workers, 1, n)
+        check_range("num_workers", num_workers, 1, n)
         batch_size = n if batch_size is None else batch_size
-        _check_range("batch_size", batch_size, 1, n)
-        _check_choice("autoreset", autoreset, AUTORESET_MODES)
-        _check_choice("on_error", on_error, ("raise", "restart"))
-        _check_choice("retry_type", retry_type, ("reset", "renew"))
-        _check_range("max_retry", max_retry, 1, 2**31)
-        _check_range("max_restarts", max_restarts, 0, 2**31)
+        check_range("batch_size", batch_size, 1, n)
+        check_choice("autoreset", autoreset, AUTORESET_MODES)
+        check_choice("on_error", on_error, ("raise", "restart"))
+        check_choice("retry_type", retry_type, ("reset", "renew"))
+        check_range("max_retry", max_retry, 1, 2**31)
+        check_range("max_restarts", max_restarts, 0, 2**31)
         if recycle_after is not None:
-            _check_range("recycle_after", recycle_after, 1, 2**31)
+            check_range("recycle_after", recycle_after, 1, 2**31)
         for name, seconds in (("step_timeout", step_timeout), ("reset_timeout", reset_timeout)):
-            _check_seconds(name, seconds, optional=True)
+            check_seconds(name, seconds, optional=True)
             if seconds == 0:
                 raise UsageError(f"{name} must be more than 0 seconds")
-        _check_seconds("retry_waiting_time", retry_waiting_time)
-        _check_seconds("restart_period", restart_period)
+        check_seconds("retry_waiting_time", retry_waiting_time)
+        check_seconds("restart_period", restart_period)
         if slots not in (2, 4, 8, 16, 32, 64, 128):
             raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
-        _check_seconds("start_timeout", start_timeout, optional=True)
-        _check_seconds("close_timeout", close_timeout)
+        check_seconds("start_timeout", start_timeout, optional=True)
+        check_seconds("close_timeout", close_timeout)
         cores = cpu.pin_plan(affinity, num_workers)
-        mp_context = _context(context)
-        starting.warn_of_threads(mp_context.get_start_method())
+        start_context = mp_context(context)
+        starting.warn_of_threads(start_context.get_start_method())
 
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
         self._turn = threading.Lock()
@@ -158,8 +168,8 @@ class Pool:
             segment, spill, stacks = Segment("pool"), Spill(Plan.regions_for(n, slots)), StackLog()
             manager = ProcessHandle()
             with_cleanup += [segment, spill, stacks, manager]
-            factories = [_dump("env_fns", [env_fns[i] for i in ids], codec.dump_factory) for ids in ranges]
-            init = b"" if worker_init is None else _dump("worker_init", worker_init, codec.dump_factory)
+            factories = [dumped("env_fns", [env_fns[i] for i in ids], codec.dump_factory) for ids in ranges]
+            init = b"" if worker_init is None else dumped("worker_init", worker_init, codec.dump_factory)
             entropy = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
 
             def setup(worker_id: int, generation: int, conn: Connection, plan: Plan | None) -> Setup:
@@ -170,7 +180,7 @@ class Pool:
                 )  # fmt: skip
 
             limits = Limits(start_timeout, reset_timeout, step_timeout, close_timeout, max_restarts, restart_period)
-            workers = self._workers = Supervisor(mp_context, ranges, setup, stacks, limits)
+            workers = self._workers = Supervisor(start_context, ranges, setup, stacks, limits)
             with_cleanup.insert(0, workers)
             policy = Policy(
                 on_error == "restart", max_retry, retry_type == "renew", retry_waiting_time, on_restart, recycle_after
@@ -279,7 +289,7 @@ class Pool:
 
     def reset(
         self,
-        seed: int | Sequence[int | None] | Array | None = None,
+        seed: int | np.integer[Any] | Sequence[int | None] | Array | None = None,
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         env_id: EnvIds = None,
     ) -> Batch:
@@ -316,7 +326,7 @@ class Pool:
 
     def send_reset(
         self,
-        seed: int | Sequence[int | None] | Array | None = None,
+        seed: int | np.integer[Any] | Sequence[int | None] | Array | None = None,
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         env_id: EnvIds = None,
     ) -> None:
@@ -336,8 +346,8 @@ class Pool:
     def _begin_reset(
         self, seed: Any, options: Any, env_id: EnvIds
     ) -> tuple[Array, list[int | None], list[bytes] | None]:
-        ids, order = self._ids(env_id)
-        seeds, payloads = self._reset_payloads(seed, options, order)
+        ids, order = env_ids(env_id, self._exchange.all_ids)
+        seeds, payloads = reset_payloads(seed, options, order)
         self._exchange.check_not_lost(ids)
         return ids, seeds, payloads
 
@@ -347,33 +357,6 @@ class Pool:
             if self._exchange.port.is_owed(i):
                 raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")
         self._exchange.settle(ids)
-
-    def _reset_payloads(self, seed: Any, options: Any, order: Array) -> tuple[list[int | None], list[bytes] | None]:
-        """Seeds and payloads by ascending id, from sequences in the order of the caller."""
-        m = len(order)
-        seeds: list[int | None] = [None] * m
-        if seed is not None:
-            if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-                seeds = [int(seed) + i for i in order.tolist()]
-            elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == m:
-                seeds = [None if item is None else _check_range("seed", item, 0, 2**64) for item in seed]
-            else:
-                raise UsageError(f"seed must be an int, or a sequence of one for each of the {m} envs, not {seed!r}")
-            if any(item is not None and item < 0 for item in seeds):
-                raise UsageError(f"seeds must not be negative: {seed!r}")
-        each: Sequence[Any] = [options] * m
-        if options is not None and not isinstance(options, dict):
-            if not isinstance(options, Sequence) or len(options) != m:
-                raise UsageError(f"options must be a dict, or a sequence of one for each of the {m} envs")
-            each = options
-        if any(item is not None and not isinstance(item, dict) for item in each):
-            raise UsageError("options must be dicts")
-        if seed is None and options is None:
-            return seeds, None
-        ascending = np.argsort(order).tolist()
-        return [seeds[k] for k in ascending], [
-            b"" if seeds[k] is None and each[k] is None else _dump("options", (seeds[k], each[k])) for k in ascending
-        ]
 
     # -- lock-step
 
@@ -420,7 +403,7 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            ids, order = self._ids(env_id)
+            ids, order = env_ids(env_id, self._exchange.all_ids)
             exchange.check_ready(ids)
             payloads = exchange.actions.write(action, order)
             if payloads is not None and env_id is not None:
@@ -455,18 +438,18 @@ class Pool:
         """
         exchange = self._enter()
         try:
-            _check_seconds("timeout", timeout, optional=True)
+            check_seconds("timeout", timeout, optional=True)
             exchange.tell_troubles()
             pending = exchange.port.pending
             if not pending:
                 raise UsageError("recv: no env is pending; send() first")
             need = min(self._batch_size, pending)
             if min_envs is not None:
-                need = _check_range("min_envs", min_envs, 1, pending)
+                need = check_range("min_envs", min_envs, 1, pending)
             if out is not None:
                 exchange.check_out(out, need)
             most = need if min_envs is None or out is not None else self._num_envs
-            return exchange.collect_ready(need, most, _deadline_ns(timeout), timeout, out)
+            return exchange.collect_ready(need, most, deadline_ns(timeout), timeout, out)
         finally:
             self._leave()
 
@@ -519,8 +502,8 @@ class Pool:
         try:
             if not isinstance(name, str):
                 raise UsageError(f"the name of an attribute must be a str, not {name!r}")
-            ids, order = self._ids(env_id)
-            payloads = [_dump(f"the arguments of {name!r}", (kind, name, *each)) for each in arguments]
+            ids, order = env_ids(env_id, self._exchange.all_ids)
+            payloads = [dumped(f"the arguments of {name!r}", (kind, name, *each)) for each in arguments]
             exchange.check_not_lost(ids)
             exchange.check_told(ids)
             exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
@@ -640,22 +623,6 @@ class Pool:
         self._turn_owner = 0
         self._turn.release()
 
-    def _ids(self, env_id: EnvIds) -> tuple[Array, Array]:
-        """Checked ids, uint32: ascending, and in the order of the caller."""
-        if env_id is None:
-            return self._exchange.all_ids, self._exchange.all_ids
-        array = np.atleast_1d(np.asarray(env_id))
-        if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
-            raise UsageError(f"env_id must be an int or a non-empty sequence of ints, not {env_id!r}")
-        if array.min() < 0 or array.max() >= self._num_envs:
-            wrong = array[(array < 0) | (array >= self._num_envs)]
-            raise UsageError(f"env_id {wrong.tolist()}: this pool has envs 0 to {self._num_envs - 1}")
-        order = array.astype(np.uint32)
-        ids = np.unique(order)
-        if len(ids) != len(order):
-            raise UsageError(f"env_id names an env twice: {array.tolist()}")
-        return ids, order
-
 
 def _plan(reports: list[Report], ranges: tuple[range, ...], slots: int, autoreset: str) -> Plan:
     """The memory that the envs need, if all need the same."""
@@ -694,42 +661,3 @@ def _undo(things: list[Any]) -> None:
     """Stop the workers and close the descriptors of a pool that failed to open, was closed, or was forgotten."""
     for thing in things:
         thing.stop() if isinstance(thing, Supervisor) else thing.close()
-
-
-def _context(context: str | multiprocessing.context.BaseContext | None) -> multiprocessing.context.BaseContext:
-    if isinstance(context, multiprocessing.context.BaseContext):
-        return context
-    methods = multiprocessing.get_all_start_methods()
-    _check_choice("context", "forkserver" if context is None else context, methods)
-    return multiprocessing.get_context("forkserver" if context is None else context)
-
-
-def _dump(what: str, value: Any, dump: Callable[[Any], bytes] = codec.dump) -> bytes:
-    try:
-        return dump(value)
-    except TypeError as error:
-        raise UsageError(f"{what}: {error}") from error
-
-
-def _check_range(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-        raise UsageError(f"{name} must be an int from {low} to {high}, not {value!r}")
-    return int(value)
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
-
-
-def _check_seconds(name: str, value: Any, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not value >= 0:
-        raise UsageError(f"{name} must be seconds, 0 or more{', or None' if optional else ''}, not {value!r}")
-
-
-def _deadline_ns(timeout: float | None) -> int:
-    if timeout is None or timeout > 1e9:  # thirty years are for ever
-        return _port.FOREVER
-    return time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -70,7 +71,7 @@ def test_a_reset_may_succeed_at_its_last_attempt(retry_type: str, make_pool: Mak
     tried = entries(log, "reset")
     assert [(each["seed"], each["options"]) for each in tried] == [(SEED, OPTIONS)] * 3
     times = [each["time"] for each in tried]
-    assert all(later - earlier >= 0.1 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(times))
     assert len({each["pid"] for each in tried}) == (3 if retry_type == "renew" else 1)
     assert pool.step([0]).obs.tolist() == [[0, 1]]
     stats = pool.stats()

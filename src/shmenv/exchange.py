@@ -168,7 +168,7 @@ class Exchange:
         if phase in (CONSTRUCT, CLOSE):
             return phase, None, f"in {PHASE_NAMES[phase]} of env {env_id}"
         if phase and self.port.is_busy(env_id, doing >> 32):
-            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}"
+            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}{self.recovery.seed_text(env_id)}"
         return 0, None, "while idle"
 
     def state_of(self, env_id: int) -> int:
@@ -419,7 +419,8 @@ class Exchange:
         remote = codec.load_error(record)
         handle = self.handle_of(env_id)
         error = EnvError(
-            f"env {env_id} (worker {handle.worker_id}) raised in {command}: {remote.type_name}: {remote.message}\n"
+            f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) raised in {command}"
+            f"{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}\n"
             f"{advice}\n\n{remote.traceback_text}",
             env_id=env_id,
             worker_id=handle.worker_id,

@@ -115,7 +115,7 @@ class Recovery:
         self._renew_at: dict[int, float] = {}  # workers to be ended for a retry
         self._restart_at: dict[int, float] = {}  # workers to be started
         self._episodes: dict[int, int] = {}  # ended, by worker
-        self._lives = [0] * plan.num_envs  # restarts, by env
+        self._lives = [0] * plan.num_envs  # how often each env started anew in a new process since it got its seed
 
     # -- time
 
@@ -159,6 +159,11 @@ class Recovery:
         for i, seed in zip(ids.tolist(), seeds, strict=True):
             if seed is not None:
                 self.seeds[i], self._lives[i] = seed, 0
+
+    def seed_text(self, env_id: int) -> str:
+        """For error texts: the seed from which all that an env has done since can be played again."""
+        seed, lives = self.seeds[env_id], self._lives[env_id]
+        return "" if seed is None else f" (last seed {seed + lives * self._x.plan.num_envs})"
 
     def begin_resets(self, ids: Array, payloads: Sequence[bytes] | None) -> Sequence[bytes] | None:
         """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
@@ -261,7 +266,8 @@ class Recovery:
         delay = x.workers.restart_delay(handle, started=phase != CONSTRUCT)
         if delay is None:
             limits = x.workers.limits
-            fate = f"are lost for good: it was replaced max_restarts={limits.max_restarts} times already"
+            budget = f"max_restarts={limits.max_restarts} within restart_period={limits.restart_period} s"
+            fate = f"are lost for good, for it was replaced as often as it may be ({budget})"
             self._give_up(handle, x.workers.died_error(handle, doing, fate))
             return
         dropped = self._policy.restart or handle.leave == RECYCLED
@@ -273,7 +279,6 @@ class Recovery:
         self.lost_calls.update((i, error) for i in self._in_call(handle))
         port.reset_worker(worker_id)
         for i in handle.ids:
-            self._lives[i] += 1
             if self.seeds[i] is not None:
                 self._reseed.add(i)
         given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, handle, i in ended, i == env_id)]
@@ -404,11 +409,12 @@ class Recovery:
     def _payload(self, env_id: int, given: bytes = b"") -> bytes:
         """Seed for an env that starts anew, unless one is given; with the options that are.
 
-        Its seed is its own, moved on by the number of envs for each of its restarts.
+        Its seed is its own, moved on by the number of envs for each time it starts anew.
         """
         given_seed, options = codec.load(given) if given else (None, None)
         seed = self.seeds[env_id]
         if given_seed is None and seed is not None:
+            self._lives[env_id] += 1
             given_seed = seed + self._lives[env_id] * self._x.plan.num_envs
         return codec.dump((given_seed, options))
 

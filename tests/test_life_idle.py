@@ -1,0 +1,176 @@
+"""Envs whose worker ends while they owe nothing, or after they have answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from life import SEED, World, rows_of
+from reference import MODES, same
+from support import eventually, settled
+
+import shmenv
+
+MakePool = Callable[..., shmenv.Pool]
+
+
+def kill(pool: shmenv.Pool, worker_id: int) -> None:
+    os.kill(pool.stats()["workers"][worker_id]["pid"], signal.SIGKILL)
+    eventually(lambda: not pool.stats()["workers"][worker_id]["alive"])
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize("num_workers", [3, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_lost_while_idle_answers_its_next_step_unplayed(
+    mode: str, num_workers: int, lock_step: bool, make_pool: MakePool
+) -> None:
+    world = World(make_pool, 3, num_workers, mode, lock_step, on_error="restart")
+    world.warm_up()
+    lost = [0] if num_workers == 3 else [0, 1, 2]
+    before = dict(world.last)
+    kill(world.pool, 0)
+    world.lose(lost)
+    actions = world.actions()
+    rows, errors = world.play(actions)
+    assert not errors and sorted(rows) == [0, 1, 2]
+    for i in lost:
+        world.check_loss(i, rows[i], before[i], "SIGKILL")
+    world.loop.step({i: int(actions[i]) for i in rows if i not in lost})
+    if mode == "disabled":
+        world.reset_some(i for i, row in rows.items() if row.ended)
+    for _ in range(4):
+        world.step()
+    stats = world.pool.stats()
+    assert (stats["restarts"], stats["losses"]) == (1, len(lost))
+
+
+@pytest.mark.parametrize("num_workers", [3, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_lost_while_idle_is_told_of_once_before_anything_is_sent(
+    mode: str, num_workers: int, make_pool: MakePool
+) -> None:
+    world = World(make_pool, 3, num_workers, mode, True)
+    world.warm_up()
+    lost = [0] if num_workers == 3 else [0, 1, 2]
+    kill(world.pool, 0)
+    world.lose(lost)
+    with pytest.raises(shmenv.WorkerDiedError) as caught:
+        world.pool.step(world.actions())
+    assert caught.value.env_ids == tuple(lost) and world.pool.pending == 0
+    with pytest.raises(shmenv.UsageError, match="env 0 cannot be stepped: it needs a reset"):
+        world.pool.step(world.actions())
+    world.reset_some(lost)
+    for _ in range(4):
+        world.step()
+
+
+@pytest.mark.parametrize("ask", ["call", "send", "get_attr"])
+def test_whatever_is_asked_first_tells_of_an_env_lost_while_idle(ask: str, make_pool: MakePool) -> None:
+    world = World(make_pool, 2, 2, "same_step", True)
+    world.reset()
+    kill(world.pool, 1)
+    pool = world.pool
+    commands = {
+        "call": lambda: pool.call("reset_count", env_id=1),
+        "send": lambda: pool.send([0], env_id=[1]),
+        "get_attr": lambda: pool.get_attr("t", env_id=[0, 1]),
+    }
+    pool.send([0], env_id=[0])  # concerns another worker's env alone
+    pool.recv()
+    with pytest.raises(shmenv.WorkerDiedError, match="SIGKILL"):
+        commands[ask]()
+    with pytest.raises(shmenv.UsageError, match="needs a reset"):
+        pool.send([0], env_id=[1])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_a_reset_is_a_fresh_start_also_for_an_env_lost_while_idle(
+    policy: str, whole: bool, make_pool: MakePool
+) -> None:
+    world = World(make_pool, 2, 2, "same_step", True, on_error=policy)
+    world.warm_up()
+    kill(world.pool, 0)
+    world.lose([0])
+    if whole:
+        rows = rows_of(world.pool.reset())
+        for i in (0, 1):
+            assert same(rows[i].obs, world.fresh(i).obs)
+    else:
+        world.reset_some([0])
+    for _ in range(4):
+        world.step()
+    assert world.pool.stats()["losses"] == 0
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_published_before_the_death_is_delivered_and_the_env_lost_after_it(
+    mode: str, policy: str, make_pool: MakePool
+) -> None:
+    world = World(make_pool, 2, 2, mode, False, on_error=policy)
+    world.warm_up()
+    pool, steps = world.pool, world.pool.stats()["steps"]
+    actions = np.zeros(2, int)
+    wanted = world.loop.step({0: 0, 1: 0})
+    pool.send(actions)
+    eventually(lambda: settled(pool, steps + 2))
+    kill(pool, 0)
+    world.lose([0])
+    rows: dict[int, object] = {}
+    while pool.pending:
+        rows |= (got := rows_of(pool.recv(min_envs=1)))
+        for i, row in got.items():
+            assert same(row.obs, wanted[i].obs) and row.reward == wanted[i].reward and "abnormal" not in row.info
+            world.last[i] = row.obs
+    assert sorted(rows) == [0, 1]
+    over = wanted[0].ended and mode != "same_step"  # nothing was lost: its next command is a reset anyway
+    if policy == "restart" and not over:
+        pool.send([0], env_id=[0])
+        (row,) = rows_of(pool.recv()).values()
+        world.check_loss(0, row, world.last[0], "SIGKILL")
+        world.last[0] = row.obs
+    elif policy == "raise" and not over:
+        with pytest.raises(shmenv.WorkerDiedError):
+            pool.send([0], env_id=[0])
+        world.reset_some([0])
+    if mode == "disabled":
+        world.reset_some(i for i in (0, 1) if world.loop.ended[i])
+    for _ in range(4):
+        world.step()
+
+
+def test_an_answer_of_a_dead_worker_that_a_reset_discards_costs_nothing(make_pool: MakePool) -> None:
+    """Covers an env that is taken for lost after it was reset in its new process."""
+    world = World(make_pool, 2, 2, "same_step", True, on_error="restart")
+    world.warm_up()
+    pool, steps = world.pool, world.pool.stats()["steps"]
+    pool.send(np.zeros(2, int))
+    eventually(lambda: settled(pool, steps + 2))
+    kill(pool, 0)
+    with pytest.raises(shmenv.UsageError, match="pending"):
+        pool.step(np.zeros(2, int))  # notices the death
+    world.loop.reset({i: SEED + i for i in range(2)})
+    world.reset()
+    for _ in range(4):
+        world.step()
+    assert pool.stats()["losses"] == 0
+
+
+def test_an_env_lost_before_its_first_step_starts_by_its_moved_seed(make_pool: MakePool) -> None:
+    """Covers the payload of the reset before, still lying there, taken for the new one's."""
+    world = World(make_pool, 2, 2, "same_step", True, on_error="restart")
+    world.reset()
+    kill(world.pool, 1)
+    world.lose([1])
+    before = dict(world.last)
+    actions = world.actions()
+    rows, _ = world.play(actions)
+    world.loop.step({0: int(actions[0])})
+    world.check_loss(1, rows[1], before[1], "SIGKILL")
+    for _ in range(4):
+        world.step()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from multiprocessing.connection import wait as wait_for
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, Worker
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
 from shmenv.manager_config import Config
+from shmenv.manager_env import EnvProxy, ForwardingError, is_int, wait
 from shmenv.pool import Pool
 from shmenv.timestep import Answer, AnswerReader
 
@@ -34,11 +34,7 @@ class EnvState(IntEnum):
     STEPPING = 7  # has an action whose timestep step() has not returned yet
 
 
-class ForwardingError(UsageError, AttributeError):
-    """There is no such attribute to be had through a manager; so `hasattr` says no."""
-
-
-class ManagerBase:
+class ManagerBase(ABC):
     """Everything of the managers but `reset`, `ready_obs` and `step`."""
 
     config: ClassVar[dict[str, Any]] = manager_config.ASYNC
@@ -130,7 +126,7 @@ class ManagerBase:
     @property
     def env_ref(self) -> EnvProxy:
         """Env 0, which lives in its worker."""
-        return EnvProxy(self)
+        return EnvProxy(self._ask_first)
 
     @property
     def method_name_list(self) -> list[str]:
@@ -266,7 +262,7 @@ class ManagerBase:
         """
         if dynamic_seed is not None and not isinstance(dynamic_seed, bool):
             raise UsageError(f"dynamic_seed must be True, False or None, not {dynamic_seed!r}")
-        if _is_int(seed):
+        if is_int(seed):
             seeds = {i: seed + i for i in range(self._env_num)}
         elif isinstance(seed, Mapping):
             seeds = {self._known(i): each for i, each in seed.items()}
@@ -274,7 +270,7 @@ class ManagerBase:
             seeds = dict(enumerate(seed))
         else:
             raise UsageError(f"seed must be an int, a sequence of {self._env_num}, or a dict by env id, not {seed!r}")
-        if not all(_is_int(each) and each >= 0 for each in seeds.values()):
+        if not all(is_int(each) and each >= 0 for each in seeds.values()):
             raise UsageError(f"seeds must be ints, 0 or more, not {seed!r}")
         for i, each in seeds.items():
             self._env_seed[i] = int(each)
@@ -361,42 +357,19 @@ class ManagerBase:
             self._raise_failure()
             raise
 
-    @staticmethod
-    def wait(conns: Sequence[Any], wait_num: int, timeout: float | None = None) -> tuple[list[Any], list[int]]:
-        """Wait for some of several connections, or whatever else `multiprocessing.connection.wait` takes.
-
-        Args:
-            conns: what to wait for.
-            wait_num: how many at least, 1 to all.
-            timeout: seconds from now that it lingers for more; None waits for all. It never returns with fewer.
-
-        Returns:
-            Those that can be read, and their positions in `conns`, ascending.
-        """
-        if not _is_int(wait_num) or not 1 <= wait_num <= len(conns):
-            raise UsageError(f"wait_num must be an int from 1 to {len(conns)}, not {wait_num!r}")
-        start, rest, ready = time.monotonic(), dict(enumerate(conns)), set[int]()
-        while rest:
-            lingers = timeout is not None and len(ready) >= wait_num
-            found = wait_for(rest.values(), max(0.0, start + (timeout or 0.0) - time.monotonic()) if lingers else None)
-            if not found:
-                break
-            for position in [position for position, conn in rest.items() if conn in found]:
-                ready.add(position)
-                del rest[position]
-        return [conns[position] for position in sorted(ready)], sorted(ready)
+    wait = staticmethod(wait)
 
     # -- inside
 
-    def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
-        raise NotImplementedError
-
-    def _raise_failure(self, ids: Sequence[int] | None = None) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
-        """Reset envs."""
-        raise NotImplementedError
+        """Reset envs and wait for them."""
+
+    @abstractmethod
+    def _fail(self, error: ShmenvError, unsent: bool = False) -> None: ...
+
+    @abstractmethod
+    def _raise_failure(self, ids: Sequence[int] | None = None) -> None: ...
 
     def _open(self) -> Pool:
         pool = self._pool
@@ -405,28 +378,9 @@ class ManagerBase:
         return pool
 
     def _known(self, env_id: Any) -> int:
-        if not _is_int(env_id) or not 0 <= env_id < self._env_num:
+        if not is_int(env_id) or not 0 <= env_id < self._env_num:
             raise UsageError(f"env_id {env_id!r}: this manager has envs 0 to {self._env_num - 1}")
         return int(env_id)
-
-
-class EnvProxy:
-    """Env 0 from afar: attributes are read, methods called, in worker 0, which is started if it is not there yet."""
-
-    def __init__(self, manager: ManagerBase) -> None:
-        self._manager = manager
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        ask = self._manager._ask_first
-        try:
-            is_method, value = ask(LOOK, name)
-        except EnvError as error:
-            if isinstance(error.__cause__, AttributeError):
-                raise AttributeError(f"env 0 has no {name!r}") from error.__cause__
-            raise
-        return partial(ask, name) if is_method else value
 
 
 def _counting(
@@ -440,7 +394,3 @@ def _counting(
             on_restart(env_id, reason)
 
     return count
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ ORDER = [
     *("info", "starting"),
     *("observation", "action", "kinds", "cpu", "batch", "arguments", "plan", "_loop", "worker", "supervisor", "rows"),
     *("recovery", "exchange", "preloaded", "pool", "wrappers", "timestep", "managed", "manager_config"),
-    *("manager_base", "manager", "registry"),
+    *("manager_env", "manager_base", "manager", "registry"),
     *("shmenv", "adapters", "cli", "__main__"),
 ]
 CYTHON_IMPORT = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[\w., \t]+))", re.MULTILINE)

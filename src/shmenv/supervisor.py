@@ -271,6 +271,7 @@ class Supervisor:
         except (EOFError, OSError):
             status = 2
         if status == 2:
+            wait([handle.pidfd], EXIT_GRACE)  # its pipe ends before it does
             self._note_exit(handle)
             raise self.died_error(handle, f"asked for {question.name!r}")
         if status:

@@ -73,7 +73,8 @@ class StatEnv:
     """obs float32 (width,) = [episode, t, 0...], reward float32 (1,) = [t]; an episode has `length` steps.
 
     Actions and the reset parameter `stat` are words: one of FAULTS; "error_once" fails every second time it is asked
-    for; "wait" stands before the env's gate; "catched_error" is an abnormal timestep; anything else is played.
+    for; "error_unmarked" fails unless the mark is there, and leaves it; "wait" stands before the env's gate;
+    "catched_error" is an abnormal timestep; anything else is played.
     """
 
     def __init__(
@@ -135,6 +136,11 @@ class StatEnv:
             self.once += 1
             if self.once % 2:
                 raise RuntimeError("only this once")
+        elif word == "error_unmarked":
+            assert self._close_mark is not None
+            if not os.path.exists(self._close_mark):
+                open(self._close_mark, "x").close()
+                raise RuntimeError("no mark yet")
         elif word in FAULTS:
             FAULTS[word]()
 

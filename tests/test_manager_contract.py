@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs import Gate, ScriptedEnv
-from managed_envs import NestedEnv, OldEnv, StatEnv, Timestep, WideEnv, WideTimestep
+from managed_envs import GivesEnv, NestedEnv, OldEnv, StatEnv, Timestep, WideEnv, WideTimestep
 from seeded import BareEnv, ParallelEnv
 from support import eventually
 
@@ -275,6 +275,71 @@ def test_a_reset_waits_for_all_its_envs(make_manager: Make, cls: Any) -> None:
     assert manager.ready_obs[0].tolist() == [1, 0] and manager.ready_obs[2].tolist() == [1, 0]
 
 
+@BOTH
+@pytest.mark.parametrize(("retry_type", "is_same"), [("reset", True), ("renew", False)])
+def test_a_failed_reset_is_tried_again_in_the_same_process_or_in_a_new_one(
+    make_manager: Make, cls: Any, retry_type: str, is_same: bool, tmp_path: Any
+) -> None:
+    env = partial(StatEnv, mark=str(tmp_path / "mark"))
+    manager = make_manager([env, StatEnv], cls, max_retry=2, retry_type=retry_type, retry_waiting_time=0.0)
+    manager.seed(3)
+    manager.launch()
+    before = manager.time_id
+    manager.reset({0: {"stat": "error_unmarked"}})
+    assert (manager.time_id[0] == before[0]) is is_same and manager.time_id[1] == before[1]
+    assert manager._stat == ["error_unmarked", None] and manager._seed == [3 if is_same else 5, 4]
+    assert states(manager) == [EnvState.RUN] * 2 and len(manager.ready_obs) == 2
+    with pytest.raises(shmenv.EnvError, match="env 1"):
+        manager.reset({1: {"stat": "error"}})
+    assert len(manager.resets[1]) == (3 if is_same else 1)
+    assert states(manager) == [EnvState.RUN, EnvState.ERROR]
+
+
+@BOTH
+def test_a_worker_that_keeps_dying_is_given_up_and_leaves_the_others_alone(make_manager: Make, cls: Any) -> None:
+    restarted: list[int] = []
+
+    def on_restart(env_id: int, reason: str) -> None:
+        assert "SIGKILL" in reason
+        restarted.append(env_id)
+
+    manager = make_manager([StatEnv] * 3, cls, max_restarts=1, on_restart=on_restart)
+    manager.launch()
+    for _ in range(2):
+        with pytest.raises(shmenv.WorkerDiedError):
+            manager.reset({1: {"stat": "kill"}})
+    for _ in range(2):
+        with pytest.raises(shmenv.WorkerDiedError, match="for good"):
+            manager.reset()
+        assert states(manager) == [EnvState.RUN, EnvState.ERROR, EnvState.RUN]
+        assert sorted(manager.ready_obs) == [0, 2]
+    assert restarted == [1]
+
+
+@BOTH
+def test_a_recycled_worker_costs_an_abnormal_timestep_at_most(make_manager: Make, cls: Any) -> None:
+    manager = make_manager([partial(StatEnv, length=2)] * 2, cls, recycle_after=2, episode_num=5)
+    manager.launch()
+    before = manager.time_id
+    played = [0, 0]
+    for timesteps in play(manager):
+        for i, timestep in timesteps.items():
+            played[i] += not timestep.info.get("abnormal")
+    assert manager._env_episode_count == {0: 5, 1: 5} and all(10 <= count <= 16 for count in played)
+    assert not set(before) & set(manager.time_id)
+
+
+def test_close_from_another_thread_ends_a_step_that_waits(make_manager: Make) -> None:
+    manager = make_manager([StatEnv] * 2, close_timeout=0.1)
+    manager.launch()
+    closer = threading.Timer(0.1, manager.close)
+    closer.start()
+    with pytest.raises(shmenv.ClosedError):
+        manager.step({0: "block", 1: 0})
+    closer.join()
+    assert manager.closed and states(manager) == [EnvState.VOID] * 2
+
+
 # -- what timesteps are like
 
 
@@ -306,6 +371,17 @@ def same(one: Any, two: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(two) and all(map(same, one, two))
     return bool(one == two)
+
+
+@BOTH
+def test_without_shared_memory_observations_may_be_any_object(make_manager: Make, cls: Any) -> None:
+    first = {"text": "a", "ragged": [1, [2, None]], "tuple": (np.float16(1), {3})}
+    manager = make_manager([partial(GivesEnv, None, first)] * 2, cls, shared_memory=False)
+    manager.launch()
+    assert same(manager.ready_obs[1], first)
+    for obs in ("other", None, (1, 2), np.zeros((2, 2)), first):
+        got = manager.step({1: obs})
+        assert same(got[1].obs, obs) and same(manager.ready_obs[1], obs)
 
 
 class Sum:

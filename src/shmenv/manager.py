@@ -81,20 +81,24 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _send_resets(self, pool: Pool, ids: list[int]) -> None:
         """Start resets of envs that owe nothing; what they had to tell is dropped."""
-        if not ids:
-            return
-        orders = [
-            {"orders": Orders(self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
-                              self._seeded_at[i], self._env_num, self._env_replay_path[i])}
-            for i in ids
-        ]  # fmt: skip
-        try:
-            pool.send_reset(options=orders, env_id=ids)
-        except WorkerError as error:
-            self._fail(error, unsent=True)
-            self._env_states.update(dict.fromkeys(ids, EnvState.ERROR))
-            return
-        self._failures = [error for error in self._failures if not set(ids).issuperset(_ids_of(error))]
+        asked = set(ids)
+        told = [error for error in self._failures if asked.issuperset(_ids_of(error))]
+        while ids:
+            orders = [
+                Orders(
+                    self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
+                    self._seeded_at[i], self._env_num, self._env_replay_path[i],
+                )
+                for i in ids
+            ]  # fmt: skip
+            try:
+                pool.send_reset(options=[{"orders": each} for each in orders], env_id=ids)
+                break
+            except WorkerError as error:  # lost for good, and nothing was sent
+                self._fail(error, unsent=True)
+                self._env_states.update(dict.fromkeys(asked.intersection(error.env_ids), EnvState.ERROR))
+                ids = [i for i in ids if i not in error.env_ids]
+        self._failures = [error for error in self._failures if error not in told]
         for i in ids:
             self._env_states[i] = EnvState.RESET
             self._ready_obs.pop(i, None)
@@ -279,8 +283,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
         """Keep an error for the next call to raise. unsent: it has kept a command from being sent."""
-        assert self._pool is not None
-        coming, restarts = self._pool.pending_ids, self._cfg.on_error == "restart"
+        coming, restarts = self._open().pending_ids, self._cfg.on_error == "restart"
         for i in _ids_of(error):
             state = self._env_states[i]
             if i in coming or i in self._held:  # its answer was published, or its reset is tried again

@@ -414,6 +414,11 @@ def test_timesteps_may_be_any_object_or_a_plain_tuple(make_manager: Make) -> Non
     assert type(timesteps[0]) is Sum and timesteps[0].obs.tolist() == [0, 1] and timesteps[0].info == {"sum": True}
     assert type(timesteps[1]) is shmenv.BaseEnvTimestep and timesteps[1].obs.tolist() == [0, 1]
     assert same(timesteps[1].reward, np.array([1], np.float32))
+    manager = make_manager([partial(SumEnv, length=1)], reset_inplace=True)
+    manager.launch()
+    timestep = manager.step({0: 0})[0]
+    assert type(timestep) is Sum and timestep.obs.tolist() == [1, 0]
+    assert timestep.info["final_observation"].tolist() == [0, 1]
 
 
 def test_a_gymnasium_env_makes_timesteps_that_tell_when_it_was_cut_short(make_manager: Make) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from envs import Gate
+from envs import Gate, ScriptedEnv
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from managed_envs import (
     AlarmEnv,
@@ -468,7 +468,9 @@ def test_21_an_error_of_another_env_outlives_a_reset(make_manager: Make) -> None
     try:
         manager.step({0: "error", 1: 0, 2: 0})
         manager.reset({1: None})
-        manager.step({})
+        while states(manager)[0] == EnvState.STEPPING:
+            manager.step({})
+        manager.ready_obs  # noqa: B018
     except shmenv.EnvError as error:
         failed.append(error.env_id)
     assert failed == [0]
@@ -531,6 +533,18 @@ def test_25_seeds_are_copied_kept_and_given_again(make_manager: Make, cls: Any) 
             manager.seed(wrong)
     with pytest.raises(shmenv.UsageError, match="dynamic_seed"):
         manager.seed(1, dynamic_seed=1)
+
+
+def test_25_an_env_without_a_seed_method_gets_its_seed_with_reset(make_manager: Make) -> None:
+    manager = make_manager([ScriptedEnv] * 2)
+    manager.seed(3)
+    manager.launch()
+    manager.reset()
+    assert [[seed for seed, _ in each] for each in manager.seen] == [[3, None], [4, None]]
+    manager.seed(8, dynamic_seed=False)
+    manager.reset()
+    manager.reset()
+    assert [[seed for seed, _ in each] for each in manager.seen] == [[3, None, 8, 8], [4, None, 9, 9]]
 
 
 @BOTH

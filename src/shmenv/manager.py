@@ -334,4 +334,7 @@ def _in_place(timestep: Any, obs: Any) -> Any:
     info = timestep.info
     if isinstance(info, Mapping):
         info = {**info, "final_observation": timestep.obs}
-    return timestep._replace(obs=obs, info=info)
+    if hasattr(timestep, "_replace"):
+        return timestep._replace(obs=obs, info=info)
+    timestep.obs, timestep.info = obs, info
+    return timestep

@@ -32,12 +32,12 @@ def test_the_lines_to_paste_from_the_readme_run(tmp_path: Path) -> None:
     assert run(program, tmp_path) == "(64, 4) 64.0\n"
 
 
-@pytest.mark.parametrize("guide", ["docs/pool.md", "docs/managers.md"])
+@pytest.mark.parametrize("guide", ["docs/pool.md", "docs/policies.md", "docs/managers.md"])
 def test_the_pieces_of_code_in_a_guide_are_one_program_that_runs(guide: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
     body = textwrap.indent("\n".join(blocks) + "print('done')", "    ")
     program = tmp_path / "guide.py"
-    program.write_text(f"import gymnasium, numpy as np, shmenv\n\nif __name__ == '__main__':\n{body}\n")
+    program.write_text(f"import gymnasium, logging, numpy as np, os, shmenv, signal\n\nif __name__ == '__main__':\n{body}\n")
     assert run(program, tmp_path) == "done\n"
 
 

@@ -214,8 +214,9 @@ def test_a_death_is_noticed_within_100_ms_and_the_others_do_not_pause_for_the_re
         noticed.set()
 
     pool = make_pool(
-        [ClockEnv] * 6, num_workers=6, context=method, on_error="restart", on_restart=hook, restart_period=0.0
-    )
+        [ClockEnv] * 6, num_workers=6, context=method, on_error="restart", on_restart=hook, restart_period=0.0,
+        max_restarts=1000,
+    )  # fmt: skip
     pool.reset()
     over = threading.Event()
 

@@ -164,6 +164,7 @@ static inline void shm_watch(shm_watcher *w, int index, int pidfd, const shm_clo
     if (w->owner != getpid())
         return; /* nobody would answer, and the fork may have caught the lock held */
     pthread_mutex_lock(&w->lock);
+    int before = w->pidfds[index];
     w->pidfds[index] = pidfd;
     if (pidfd >= 0) {
         w->clocks[index] = *clock;
@@ -171,7 +172,7 @@ static inline void shm_watch(shm_watcher *w, int index, int pidfd, const shm_clo
     }
     uint64_t asked = ++w->asked;
     os_notify(w->changes);
-    while (w->seen < asked && !w->quit)
+    while (before >= 0 && w->seen < asked && !w->quit)
         pthread_cond_wait(&w->caught_up, &w->lock);
     pthread_mutex_unlock(&w->lock);
 }

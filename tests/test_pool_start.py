@@ -38,6 +38,12 @@ MakePool = Callable[..., shmenv.Pool]
         ([ScriptedEnv], {"affinity": "everywhere"}),
         ([ScriptedEnv], {"affinity": [10**6]}),
         ([ScriptedEnv], {"start_timeout": -1.0}),
+        ([ScriptedEnv], {"copy": "yes"}),
+        ([ScriptedEnv], {"worker_init": 3}),
+        ([ScriptedEnv], {"on_restart": "log"}),
+        ([ScriptedEnv], {"step_timeout": 0}),
+        ([ScriptedEnv], {"max_retry": 0}),
+        ([ScriptedEnv], {"retry_type": "again"}),
     ],
     ids=str,
 )
@@ -229,6 +235,52 @@ def test_envs_defined_in_the_main_program_work(start_script: Callable[..., Scrip
     )
     code, out, errors = script.finish(30)
     assert (code, out.strip(), errors) == (0, "[[0.0, 0.0], [0.0, 0.0]]", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_traceback_of_an_env_of_the_main_program_names_its_file(
+    start_script: Callable[..., Script], method: str
+) -> None:
+    """Covers tracebacks that end in an unnamed file, because the class travelled by value."""
+    script = start_script(
+        """
+        import sys
+        import shmenv
+
+        class Env:
+            def reset(self, seed=None, options=None):
+                return 0.0, {}
+
+            def step(self, action):
+                raise KeyError("missing asset")  # this very line
+
+        if __name__ == "__main__":
+            with shmenv.Pool([Env], context=sys.argv[1]) as pool:
+                pool.reset()
+                try:
+                    pool.step([0])
+                except shmenv.EnvError as error:
+                    print(__file__ in str(error), "# this very line" in str(error))
+        """,
+        method,
+    )
+    assert script.finish(30) == (0, "True True\n", "")
+
+
+def test_a_main_script_that_raises_on_import_is_hinted_at(start_script: Callable[..., Script]) -> None:
+    script = start_script(
+        """
+        import shmenv
+        if __name__ != "__main__":
+            raise RuntimeError("not to be imported")
+        try:
+            shmenv.Pool([dict], context="spawn")
+        except shmenv.WorkerDiedError as error:
+            print("imports the main script" in str(error))
+        """
+    )
+    code, out, errors = script.finish(30)
+    assert (code, out) == (0, "True\n") and "not to be imported" in errors
 
 
 def test_a_worker_imports_no_framework_of_its_own(start_script: Callable[..., Script]) -> None:

@@ -292,8 +292,8 @@ cdef class Loop:
         cdef bytes objects = b""
         if self.obs == NULL or not self.put(self.obs, row, obs):
             objects = self.observations(obs, plane, env_id)
-        if type(info) is not dict or <dict>info or objects:
-            flags |= self.note(self.heads, self.notes, row, env_id, plane, False, pack_info(info), objects)
+        if (type(info) is not dict and info is not None) or info or objects:
+            flags |= self.note(self.heads, self.notes, row, env_id, plane, False, pack_info({} if info is None else info), objects)
         if self.flags[row] != flags:
             self.flags[row] = flags
 
@@ -307,8 +307,8 @@ cdef class Loop:
         cdef bytes objects = b""
         if self.final_obs == NULL or not self.put(self.final_obs, row, obs):
             objects = self.final_observations(obs, plane, env_id)
-        if type(info) is not dict or <dict>info or objects:
-            return self.note(self.final_heads, self.final_notes, row, env_id, plane, True, pack_info(info), objects)
+        if (type(info) is not dict and info is not None) or info or objects:
+            return self.note(self.final_heads, self.final_notes, row, env_id, plane, True, pack_info({} if info is None else info), objects)
         return 0
 
     cdef uint32_t note(self, uint32_t *heads, char *notes, size_t row, uint32_t env_id, uint32_t plane, bint final,

@@ -71,7 +71,7 @@ class ActionWriter:
             columns, whole = _read(self._node, action, n)
             payloads = self._payloads(columns, whole, n)
         except (MisfitError, TypeError) as error:
-            raise UsageError(f"{error} ({n} envs)") from error
+            raise UsageError(f"{error} ({n} envs)") from None  # the text says it all; the way to it is ours
         for rows, k in zip(self._rows, self._array_at, strict=True):
             column = columns[k]
             if isinstance(column, np.ndarray):

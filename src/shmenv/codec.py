@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
+import types
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -32,7 +35,7 @@ def dump(obj: Any) -> bytes:
     except Exception:  # __reduce__ and __getstate__ raise what they like
         pass
     try:
-        return bytes(cloudpickle.dumps(obj, PROTOCOL))
+        return _dump_by_value(obj)
     except Exception as error:
         if data:
             return data
@@ -48,9 +51,27 @@ def dump_factory(factory: Any) -> bytes:
         TypeError: it cannot be pickled. The text says why.
     """
     try:
-        return bytes(cloudpickle.dumps(factory, PROTOCOL))
+        return _dump_by_value(factory)
     except Exception as error:
         raise TypeError(f"cannot send {factory!r} to another process: {type(error).__name__}: {error}") from error
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """As cloudpickle does, but with the file's name: else the env's own lines are missing in a worker's traceback."""
+    make, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+def _dump_by_value(obj: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, PROTOCOL).dump(obj)
+        return file.getvalue()
 
 
 def load(data: bytes | bytearray | memoryview) -> Any:

@@ -13,6 +13,7 @@ from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.info import Infos
+from shmenv.observation import ObservationError
 from shmenv.plan import NOTE_BYTES, Mail, Plan
 from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
@@ -22,6 +23,7 @@ from shmenv.supervisor import Handle, Supervisor
 from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
+MISFIT = f"{ObservationError.__module__}.{ObservationError.__qualname__}"
 POISON = 0xA5  # what debug mode fills recycled rows with
 
 
@@ -169,6 +171,8 @@ class Exchange:
             return phase, None, f"in {PHASE_NAMES[phase]} of env {env_id}"
         if phase and self.port.is_busy(env_id, doing >> 32):
             return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}{self.recovery.seed_text(env_id)}"
+        if any(self.port.is_unanswered(i) for i in handle.ids):
+            return 0, None, "before it took up what it was asked"
         return 0, None, "while idle"
 
     def state_of(self, env_id: int) -> int:
@@ -411,17 +415,18 @@ class Exchange:
             i,
             command,
             record,
-            f"Its worker lives; reset(env_id={i}) before you step it again. The other envs' rows come with recv().",
+            f"Its worker lives; reset(env_id={i}) before you step it again. What other envs answered comes by recv().",
         )
 
     def env_error(self, env_id: int, command: str, record: bytes, advice: str) -> EnvError:
         """What an env raised in its worker, as an exception of this process."""
         remote = codec.load_error(record)
         handle = self.handle_of(env_id)
+        what = f"raised in {command}{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}"
+        if remote.type_name == MISFIT:
+            what = f"returned from {command}{self.recovery.seed_text(env_id)} what does not fit: {remote.message}"
         error = EnvError(
-            f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) raised in {command}"
-            f"{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}\n"
-            f"{advice}\n\n{remote.traceback_text}",
+            f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) {what}\n{advice}\n\n{remote.traceback_text}",
             env_id=env_id,
             worker_id=handle.worker_id,
             command=command,

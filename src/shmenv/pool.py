@@ -152,6 +152,17 @@ class Pool:
         check_seconds("start_timeout", start_timeout, optional=True)
         check_seconds("close_timeout", close_timeout)
         cores = cpu.pin_plan(affinity, num_workers)
+        for name, hook in (("worker_init", worker_init), ("on_restart", on_restart)):
+            if hook is not None and not callable(hook):
+                raise UsageError(f"{name} must be a function, not {hook!r}")
+        for name, flag in (
+            ("copy", copy),
+            ("debug", debug),
+            ("retry_step", retry_step),
+            ("shared_memory", shared_memory),
+        ):
+            if not isinstance(flag, bool | np.bool_):
+                raise UsageError(f"{name} must be True or False, not {flag!r}")
         start_context = mp_context(context)
         starting.warn_of_threads(start_context.get_start_method())
 
@@ -373,7 +384,8 @@ class Pool:
 
         Raises:
             EnvError: an env raised. Its worker lives; reset that env. The other rows come with the next recv().
-            WorkerDiedError: a worker ended; its envs are lost. The other rows come with the next recv().
+            WorkerDiedError, WorkerTimeoutError: a worker ended (see on_error and max_restarts for its envs). The other
+                rows come with the next recv().
             UsageError: wrong actions, or an env is pending or needs a reset. Nothing was sent.
             ClosedError: the pool is closed.
             KeyboardInterrupt: Ctrl-C; the rows come with the next recv().
@@ -433,7 +445,8 @@ class Pool:
             UsageError: nothing is pending, min_envs is out of range, or out does not fit. Nothing changed.
             RecvTimeoutError: time ran out. Every pending env still is; call again.
             EnvError: an env raised. Its worker lives; reset that env. The other rows come with the next recv().
-            WorkerDiedError: a worker ended; its envs are lost. The other rows come with the next recv().
+            WorkerDiedError, WorkerTimeoutError: a worker ended (see on_error and max_restarts for its envs). The other
+                rows come with the next recv().
             ClosedError: the pool is closed, or was closed by another thread meanwhile.
         """
         exchange = self._enter()

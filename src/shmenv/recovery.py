@@ -147,7 +147,7 @@ class Recovery:
         logger.warning("worker %d could not be replaced: %s", handle.worker_id, error)
         delay = self._x.workers.restart_delay(handle, started=False)
         if delay is None:
-            fate = f"are lost for good, for no new worker could be started: {error}"
+            fate = f"What it runs is lost for good, for no new worker could be started: {error}"
             self._give_up(handle, self._x.workers.died_error(handle, "before", fate))
         else:
             self._restart_at[handle.worker_id] = time.monotonic() + max(delay, FIRST_DELAY)
@@ -267,11 +267,12 @@ class Recovery:
         if delay is None:
             limits = x.workers.limits
             budget = f"max_restarts={limits.max_restarts} within restart_period={limits.restart_period} s"
-            fate = f"are lost for good, for it was replaced as often as it may be ({budget})"
+            fate = f"What it runs is lost for good, for it was replaced as often as it may be ({budget})."
             self._give_up(handle, x.workers.died_error(handle, doing, fate))
             return
         dropped = self._policy.restart or handle.leave == RECYCLED
-        fate = "start anew in a new worker" if dropped else "need a reset, which a new worker carries out"
+        fate = "A new worker starts it anew" if dropped else "It needs a reset, which a new worker carries out"
+        fate += "; the envs of other workers go on."
         error = x.workers.died_error(handle, doing, fate)
         logger.log(logging.INFO if handle.leave else logging.WARNING, "%s", error)
         unanswered = {i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)}

@@ -219,7 +219,7 @@ class Supervisor:
                     self._note_exit(handle)
                     if handle.exitcode == NO_MAIN_GUARD:
                         raise UsageError(GUARD_HINT)
-                    raise self.died_error(handle, _stage(handle))
+                    raise self.died_error(handle, _stage(handle), _no_pool(handle))
         return [reports[worker_id] for worker_id in sorted(reports)]
 
     def _start_failed(self, handle: Handle, message: worker.Failed) -> Exception:
@@ -273,7 +273,7 @@ class Supervisor:
         if status == 2:
             wait([handle.pidfd], EXIT_GRACE)  # its pipe ends before it does
             self._note_exit(handle)
-            raise self.died_error(handle, f"asked for {question.name!r}")
+            raise self.died_error(handle, f"asked for {question.name!r}", "No pool was made.")
         if status:
             raise self._env_error(handle, handle.ids.start, "call", f"env {handle.ids.start} raised", record)
         return codec.load(record)
@@ -404,7 +404,7 @@ class Supervisor:
             wait([handle.process.sentinel], EXIT_GRACE)
             handle.exitcode = handle.process.exitcode
 
-    def died_error(self, handle: Handle, doing: str, fate: str = "are lost") -> WorkerError:
+    def died_error(self, handle: Handle, doing: str, fate: str) -> WorkerError:
         """The error that tells of a dead worker. `doing` says what it was at, `fate` what becomes of its envs."""
         printed = ""
         if handle.late or handle.exitcode in PRINTS:
@@ -420,8 +420,8 @@ class Supervisor:
             how += f"; it could not build env {handle.failure.env_id}: {remote.type_name}: {remote.message}"
             printed = remote.traceback_text
         return (WorkerTimeoutError if handle.late else WorkerDiedError)(
-            f"worker {handle.worker_id} (pid {handle.pid}) {how}. Its envs {_span(handle.ids)} {fate}; "
-            "the other workers' envs go on." + (f"\n\nWhat it printed at its end:\n{printed}" if printed else ""),
+            f"worker {handle.worker_id} (pid {handle.pid}), which runs env {_span(handle.ids)}, {how}. {fate}"
+            + (f"\n\nWhat it printed at its end:\n{printed}" if printed else ""),
             worker_id=handle.worker_id,
             env_ids=handle.ids,
             pid=handle.pid,
@@ -553,6 +553,17 @@ def _catches(pid: int, number: int) -> bool:
 
 def _stage(handle: Handle) -> str:
     return "while starting up" if handle.building is None else f"in the constructor of env {handle.building}"
+
+
+def _no_pool(handle: Handle) -> str:
+    """What to say when a worker ends before the pool is open."""
+    text = "No pool was made, and the other workers were ended."
+    if handle.building is None and handle.exitcode == 1:
+        text += (
+            " It did not get as far as its envs: a worker that is not forked imports the main script, which must be a "
+            "file and must not raise then. What it printed stands on stderr."
+        )
+    return text
 
 
 def _span(ids: range) -> str:

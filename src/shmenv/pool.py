@@ -63,7 +63,8 @@ class Pool:
             a fresh episode. A worker that ends is replaced either way.
         step_timeout, reset_timeout: seconds that one step or reset of one env may take, native code included, before
             its worker is killed. None: for ever.
-        max_retry: attempts of a reset in total.
+        max_retry: attempts of a reset in total, of those that raise or take too long. One whose worker ends otherwise
+            counts too, but with on_error="restart": then it is repeated as long as the worker is replaced.
         retry_type: further attempts in the same process ("reset"), or in a new one ("renew").
         retry_waiting_time: seconds between two attempts.
         retry_step: repeat a step that raised, with the same action, up to max_retry attempts in total. Only for envs
@@ -71,7 +72,8 @@ class Pool:
         max_restarts: how often one worker is replaced within `restart_period` seconds: the first time at once, then
             after 0.1 s, 0.2 s and so on. After that its envs are lost for good.
         restart_period: see max_restarts.
-        on_restart: called with (env_id, reason) in the caller's thread for each env whose worker is replaced.
+        on_restart: called with (env_id, reason) in the caller's thread for each env whose worker is replaced. It must
+            not use the pool, except to close it. What it raises is logged.
         recycle_after: episodes after which a worker is replaced as soon as none of its envs is pending; episodes that
             it was playing end in a loss row. None: never.
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
@@ -83,7 +85,8 @@ class Pool:
         strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted
             where no information of kind is lost (numpy's "same_kind"), integers range-checked.
         worker_init: called with the worker's number in each worker, before any env is built.
-        start_timeout: seconds for the workers to build all envs. None waits for ever.
+        start_timeout: seconds for the workers to build all envs, and for a worker that replaces another to build each.
+            None waits for ever.
         close_timeout: seconds that `close` gives the workers to close their envs before they are killed.
         debug: overwrite rows with garbage before they are used again, so that the use of an expired view shows.
         deferred: start worker 0 only, for `ask_first`; the pool is closed until `start` has started the others.
@@ -308,7 +311,8 @@ class Pool:
 
         Args:
             seed: an int gives env i the seed `seed + i`, whatever the number of workers; a sequence gives one each to
-                the envs that are reset, in the order of env_id; None leaves it to the envs.
+                the envs that are reset, in the order of env_id; None leaves it to the envs. An env that later
+                starts anew in a new process gets its seed plus num_envs, plus 2 num_envs the next time, and so on.
             options: one dict for all, or a sequence of one each, like the seeds. Not kept for later resets.
             env_id: which envs; they must not be pending. None: all, and what is pending is waited for and discarded.
 
@@ -364,9 +368,7 @@ class Pool:
 
     def _refuse_pending(self, ids: Array) -> None:
         self._exchange.tell_troubles(ids)
-        for i in ids.tolist():
-            if self._exchange.port.is_owed(i):
-                raise UsageError(f"env {i} cannot be reset now: its answer is pending; recv() it first")
+        self._exchange.check_not_pending(ids, "reset")
         self._exchange.settle(ids)
 
     # -- lock-step
@@ -535,8 +537,8 @@ class Pool:
 
         Returns:
             num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, and of the waits for results spins,
-            parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up). `workers` is a list of
-            dicts: worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
+            parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up); restarts and recycled
+            (workers replaced), timeouts (workers killed for one), losses (loss rows). `workers` is a list of dicts: worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
         """
         exchange = getattr(self, "_exchange", None)  # close() takes it away, perhaps in another thread and just now
         return self._final_stats if exchange is None else self._stats(exchange)

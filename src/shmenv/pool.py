@@ -538,7 +538,8 @@ class Pool:
         Returns:
             num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, and of the waits for results spins,
             parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up); restarts and recycled
-            (workers replaced), timeouts (workers killed for one), losses (loss rows). `workers` is a list of dicts: worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
+            (workers replaced), timeouts (workers killed for one), losses (loss rows). `workers` is a list of dicts:
+            worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
         """
         exchange = getattr(self, "_exchange", None)  # close() takes it away, perhaps in another thread and just now
         return self._final_stats if exchange is None else self._stats(exchange)

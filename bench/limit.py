@@ -4,7 +4,7 @@ The limit is one free-running process a worker, each with its share of the envs:
 to wait for, and nobody gets the observations. Beside it, in turn and in the same run: Pool, Gymnasium's AsyncVectorEnv
 and SyncVectorEnv. Before the clock starts all but the limit are compared value for value over the same actions.
 
-    python bench/limit.py --rounds 7 cartpole
+    .venv/bin/python bench/limit.py --rounds 7 cartpole
 """
 
 import argparse
@@ -126,9 +126,16 @@ def print_table(title: str, speeds: dict[str, list[float]]) -> None:
         print(f"{name:16}{ratios}   {own:,.0f} ({min(speeds[name]):,.0f} - {max(speeds[name]):,.0f})")
 
 
+def case_name(text: str) -> str:
+    if text not in CASES:  # not by choices: those would have to hold the empty list of no argument, and show it
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CASES)}")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="what to step (all)")
+    names = ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="case", type=case_name, help=f"what to step: {names} (all of them)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="processes (usable cores)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from shmenv.cpu import usable_cores
 ROUNDS = 3
 CHECKED_STEPS = 200  # ends every CartPole a few times
 SLICE = 0.25  # seconds between two updates of the display, which happen with the clock stopped
+BUSY = 0.5  # load a core from which on other programs change the ratios
 
 Values = tuple[Any, Any, Any, Any]  # obs, reward, terminated, truncated of all envs
 
@@ -40,7 +43,7 @@ class Player(Protocol):
         """One step of every env."""
 
     def close(self) -> None:
-        """End it."""
+        """End it, also in the midst of a step that was interrupted."""
 
 
 class PoolPlayer:
@@ -64,17 +67,36 @@ class GymnasiumPlayer:
     """One of Gymnasium's vector envs, as it comes, but that an ended episode is reset in the same step as in Pool."""
 
     def __init__(self, kind: Callable[..., Any], env_fns: list[Callable[[], Any]]) -> None:
-        self.envs = kind(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-        self.close = self.envs.close
+        # A blocked signal stays blocked in the processes that are started: Ctrl-C is for this one, and waits till then.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.envs = kind(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.answered = True
 
     def reset(self, seed: int) -> Any:
         """Reset env i with seed + i; the observations."""
-        return self.envs.reset(seed=seed)[0]
+        self.answered = False
+        obs = self.envs.reset(seed=seed)[0]
+        self.answered = True
+        return obs
 
     def step(self, action: np.ndarray[Any, Any]) -> Values:
         """One step of every env."""
+        self.answered = False
         obs, reward, terminated, truncated, _ = self.envs.step(action)
+        self.answered = True
         return obs, reward, terminated, truncated
+
+    def close(self) -> None:
+        """End it; by force in the midst of a step, for half an answer in a pipe may be waited for without end."""
+        if not self.answered and isinstance(self.envs, AsyncVectorEnv):
+            for process in self.envs.processes:
+                process.kill()
+                process.join()
+            self.envs.closed = True
+        self.envs.close()
 
 
 PLAYERS: dict[str, Callable[[list[Callable[[], Any]]], Player]] = {
@@ -139,19 +161,53 @@ class Display:
 
 
 def table(games: list[Game]) -> Table:
-    """Medians of the rounds so far, and the ratios of the medians."""
-    result = Table(title=f"random actions, medians of {ROUNDS} rounds in turn")
-    for head in ("envs", "stepped by", "env steps/s", "x Async", "x Sync"):
-        result.add_column(head, justify="right" if "s/s" in head or "x " in head else "left", no_wrap=True)
+    """Medians of the rounds so far, their lowest and highest, and the ratios of the medians."""
+    result = Table(title=f"env steps/s by random actions: medians of {ROUNDS} rounds in turn")
+    for head in ("envs", "stepped by", "steps/s", "low-high", "x Async", "x Sync"):
+        result.add_column(head, justify="left" if head in ("envs", "stepped by") else "right", no_wrap=True)
     for game in games:
         medians = {name: statistics.median(speeds) for name, speeds in game.speeds.items() if speeds}
         for name in reversed(PLAYERS):
-            own = medians.get(name)
+            own, speeds = medians.get(name), game.speeds[name]
             ratios = [own / medians[other] if own and other in medians else None for other in list(PLAYERS)[:2]]
-            cells = [f"{own:,.0f}" if own else "", *(f"{ratio:.2f}" if ratio else "" for ratio in ratios)]
+            spread = f"{short(min(speeds))}-{short(max(speeds))}" if speeds else ""
+            cells = [f"{own:,.0f}" if own else "", spread, *(f"{ratio:.2f}" if ratio else "" for ratio in ratios)]
             result.add_row(game.title if name == "shmenv.Pool" else "", name, *cells)
         result.add_section()
     return result
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: 1.23M, 412k, 61.2k."""
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            number /= unit
+            return f"{number:.{2 - min(2, int(math.log10(number)))}f}{name}"
+    return f"{number:.0f}"
+
+
+def header(games: list[Game], load: float) -> list[str]:
+    """Where and by how many processes is measured, and what that means if others use the machine at the same time.
+
+    Args:
+        games: what will be played.
+        load: the machine's load average of the last minute, in processes.
+    """
+    cores = usable_cores()
+    workers = " and ".join(str(min(game.num_envs, cores)) for game in games)
+    envs = " and ".join(str(game.num_envs) for game in games)
+    lines = [
+        f"shmenv {shmenv.__version__}, Linux {os.uname().release} on {platform.machine()}, Python"
+        f" {platform.python_version()}, {cores} usable cores, load average {load:.1f}",
+        f"worker processes: shmenv.Pool {workers} (one a usable core), AsyncVectorEnv {envs} (one an env),"
+        " SyncVectorEnv none",
+    ]
+    if load > BUSY * (os.cpu_count() or 1):  # the load is the whole machine's, whatever part of it is ours
+        lines.append(
+            "Other programs are using this machine: the ratios below are shares of a busy machine, and the fewer"
+            " processes something has, the smaller is its share."
+        )
+    return lines
 
 
 def check_values(players: dict[str, Player], title: str, actions: list[np.ndarray[Any, Any]]) -> None:
@@ -227,13 +283,10 @@ def run(seconds: float) -> None:
     console = Console()
     games = [
         Game("64 CartPole-v1", partial(gymnasium.make, "CartPole-v1"), 64),
-        Game("8 Atari ALE/Pong-v5", make_pong, 8),
+        Game("8 ALE/Pong-v5", make_pong, 8),
     ]
-    console.print(
-        f"shmenv {shmenv.__version__}, {usable_cores()} usable cores, {platform.machine()},"
-        f" Linux {os.uname().release}, Python {platform.python_version()}",
-        highlight=False,
-    )
+    for line in header(games, os.getloadavg()[0]):
+        console.print(line, highlight=False, soft_wrap=True)
     display = Display(console, games)
     with display.running():
         for game in games:

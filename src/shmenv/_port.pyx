@@ -68,6 +68,7 @@ cdef struct Env:
     uint32_t given      # number of the last command
     uint32_t owed       # number of the command whose answer the caller has not got yet
     uint32_t state      # IDLE or OWED
+    bint chosen         # by the last `ready`
     uint32_t plane      # where the answer of the last step or reset goes
     uint32_t previous   # the plane of the step or reset before
     int64_t given_ns    # CLOCK_MONOTONIC at that command
@@ -110,7 +111,6 @@ cdef class Port:
     cdef Env *envs
     cdef uint64_t *written   # [planes][num_envs]: serial of the last command that writes this row
     cdef uint8_t *rung
-    cdef uint32_t *ids       # scratch for num_envs ids
     cdef uint32_t *flags
     cdef uint32_t *heads
     cdef uint32_t *final_heads
@@ -136,9 +136,8 @@ cdef class Port:
         self.workers = <shm_worker **>PyMem_Calloc(self.num_workers, sizeof(shm_worker *))
         self.rung = <uint8_t *>PyMem_Calloc(self.num_workers, 1)
         self.envs = <Env *>PyMem_Calloc(num_envs, sizeof(Env))
-        self.ids = <uint32_t *>PyMem_Calloc(num_envs, sizeof(uint32_t))
         self.written = <uint64_t *>PyMem_Calloc(planes * num_envs, sizeof(uint64_t))
-        if not (self.workers and self.rung and self.envs and self.ids and self.written):
+        if not (self.workers and self.rung and self.envs and self.written):
             raise MemoryError
         for w, places in enumerate(workers):
             self.workers[w] = <shm_worker *>(base + <size_t>places["worker"])
@@ -158,7 +157,6 @@ cdef class Port:
         PyMem_Free(self.workers)
         PyMem_Free(self.rung)
         PyMem_Free(self.envs)
-        PyMem_Free(self.ids)
         PyMem_Free(self.written)
 
     # -- commands
@@ -277,23 +275,37 @@ cdef class Port:
 
     # -- answers
 
-    def ready(self, uint32_t most):
-        """Ids whose owed answers are in: `most` of them at most, from a rotating start, as an ascending list."""
-        cdef uint32_t k, i = 0, found = 0, begin = self.start
+    def ready(self, uint32_t[::1] out):
+        """Find envs whose owed answers are in: len(out) of them at most, from a rotating start, so that none starves.
+
+        Returns how many were found; their ids stand in `out`, ascending.
+        """
+        cdef uint32_t k, i = 0, found = 0, most = <uint32_t>out.shape[0], begin = self.start
         cdef Env *env
-        for k in range(self.num_envs):
-            i = begin + k
-            if i >= self.num_envs:
-                i -= self.num_envs
-            env = &self.envs[i]
-            if env.state == OWED and shm_answered(env.rsp, env.owed):
-                self.ids[found] = i
-                found += 1
-                if found == most:
-                    break
-        if found == most:
-            self.start = i + 1 if i + 1 < self.num_envs else 0
-        return sorted([self.ids[k] for k in range(found)])
+        with nogil:
+            for k in range(self.num_envs):
+                i = begin + k
+                if i >= self.num_envs:
+                    i -= self.num_envs
+                env = &self.envs[i]
+                env.chosen = found < most and env.state == OWED and shm_answered(env.rsp, env.owed)
+                if env.chosen:
+                    found += 1
+                    self.start = i + 1 if i + 1 < self.num_envs else 0
+            k = 0
+            for i in range(self.num_envs):
+                if self.envs[i].chosen:
+                    out[k] = i
+                    k += 1
+        return found
+
+    def first_owed(self, const uint32_t[::1] ids):
+        """The first of these envs that owes the caller an answer; -1 if none does."""
+        cdef uint32_t k
+        for k in range(<uint32_t>ids.shape[0]):
+            if self.envs[ids[k]].state == OWED:
+                return ids[k]
+        return -1
 
     def is_answered(self, uint32_t env_id):
         """Whether an env's owed answer is in."""

@@ -108,12 +108,18 @@ class Exchange:
         self.check_not_lost(ids)
         self.check_told(ids)
         self.tell_troubles(ids)
-        for i in ids.tolist():
-            if self.port.is_owed(i):
-                raise UsageError(f"env {i} cannot be stepped: its last answer is pending; recv() it first")
-            if self._state[i] == NEEDS_RESET:
-                raise UsageError(f"env {i} cannot be stepped: it needs a reset; call reset(env_id={i}) or reset()")
+        self.check_not_pending(ids, "stepped")
+        waiting = ids[self._state[ids] == NEEDS_RESET]
+        if len(waiting):
+            i = waiting[0]
+            raise UsageError(f"env {i} cannot be stepped: it needs a reset; call reset(env_id={i}) or reset()")
         self.settle(ids)
+
+    def check_not_pending(self, ids: Array, what: str) -> None:
+        """Refuse commands to envs whose answer is owed."""
+        i = self.port.first_owed(ids)
+        if i >= 0:
+            raise UsageError(f"env {i} cannot be {what} now: its last answer is pending; recv() it first")
 
     def check_not_lost(self, ids: Array) -> None:
         """Refuse commands to envs that are lost for good."""
@@ -339,7 +345,8 @@ class Exchange:
         """Wait until `need` of the owed answers are in, and hand out at most `most`."""
         while True:
             self._await(None, need, deadline_ns, timeout)
-            ids = np.array(self.port.ready(most), np.uint32)
+            ids = np.empty(most, np.uint32)
+            ids = ids[: self.port.ready(ids)]
             if not (self.port.row_flags(ids) & _port.ROW_ERROR and self.recovery.repair(ids)):
                 return self.collect(ids, out)
 

@@ -388,7 +388,8 @@ class Sum:
     """A timestep that is no tuple."""
 
     def __init__(self, obs: Any, reward: Any, done: bool) -> None:
-        self.obs, self.reward, self.done, self.info = obs, reward, done, {"sum": True}
+        self.obs, self.reward, self.done = obs, reward, done
+        self.info: dict[str, Any] = {"sum": True}
 
 
 class SumEnv(StatEnv):

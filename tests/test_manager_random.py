@@ -101,7 +101,11 @@ class Player:
             assert action == 0 and obs.tolist() == [episode, t + 1] and timestep.reward == t + 1
 
     def reset(self, params: dict[int, Any] | None = None) -> None:
-        bad = [{"stat": "error"}, {"stat": "error_once"}, {"stat": "kill" if self.on_error == "raise" else "error"}]
+        bad: list[Any] = [
+            {"stat": "error"},
+            {"stat": "error_once"},
+            {"stat": "kill" if self.on_error == "raise" else "error"},
+        ]
         if params is None:
             chosen = self.chance.sample(range(4), self.chance.randint(1, 4))
             params = {i: self.chance.choice([None] * 6 + bad) for i in chosen}

@@ -37,8 +37,19 @@ def test_the_pieces_of_code_in_a_guide_are_one_program_that_runs(guide: str, tmp
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
     body = textwrap.indent("\n".join(blocks) + "print('done')", "    ")
     program = tmp_path / "guide.py"
-    program.write_text(f"import gymnasium, logging, numpy as np, os, shmenv, signal\n\nif __name__ == '__main__':\n{body}\n")
+    program.write_text(
+        f"import gymnasium, logging, numpy as np, os, shmenv, signal\n\nif __name__ == '__main__':\n{body}\n"
+    )
     assert run(program, tmp_path) == "done\n"
+
+
+def test_each_example_of_the_parts_is_a_program_that_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/parts.md").read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    for number, block in enumerate(blocks):
+        program = tmp_path / f"part{number}.py"
+        program.write_text(block)
+        assert run(program, tmp_path) == ""
 
 
 def test_each_defect_of_the_managers_has_its_tests() -> None:

@@ -1,6 +1,6 @@
 """How near does a manager's loop, {id: action} in, {id: timestep} out, come to processes that never talk?
 
-64 CartPole envs in two workers, in turn and in one run: the limit (see limit.py), Pool in lock-step, both managers. Then
+64 CartPole envs in two workers, in turn and in one run: the limit (see limit.py), Pool in lock-step, both managers.
 do-nothing envs whose episodes last 1 step, against endless ones: what does a reset cost a manager?
 
     python bench/managers.py --rounds 5

@@ -364,7 +364,8 @@ RECORD = np.dtype([("x", "<f4"), ("y", "u1", (2,))])
 @pytest.mark.parametrize(
     "first",
     [np.ones(2, np.float16), np.ones(2, ">i4"), np.array([1j], np.complex64), np.array(["2026-11-29"], "M8[D]"),
-     np.array([(0.5, [1, 2])], RECORD), np.array([True]), np.zeros((0, 3)), np.array([0.1], np.longdouble)],
+     np.array([(0.5, [1, 2])], RECORD), np.array((0.5, [1, 2]), RECORD),
+     np.array([True]), np.zeros((0, 3)), np.array([0.1], np.longdouble)],
     ids=lambda value: str(value.dtype),
 )  # fmt: skip
 def test_16_any_dtype_of_fixed_size_goes_through_shared_memory(make_manager: Make, first: Any) -> None:

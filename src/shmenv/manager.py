@@ -11,7 +11,7 @@ from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, W
 from shmenv.managed import Orders
 from shmenv.manager_base import EnvState, ManagerBase
 from shmenv.pool import Pool
-from shmenv.timestep import Answer, is_abnormal
+from shmenv.timestep import Answer
 
 
 class AsyncSubprocessEnvManager(ManagerBase):
@@ -215,8 +215,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._raise_failure()
 
     def _ends(self, answer: Answer) -> bool:
-        over = bool(answer.timestep.done) and not self._cfg.reset_inplace
-        return over or answer.lost or is_abnormal(answer.timestep.info)
+        return answer.abnormal or (bool(answer.timestep.done) and not self._cfg.reset_inplace)
 
     def _deliver(self, pool: Pool, ids: list[int]) -> dict[int, Any]:
         """Take over what the held timesteps say of their envs, start the resets that follow, and return them."""
@@ -227,7 +226,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._ready_obs.pop(i, None)
             if answer.lost:
                 over.append(i)
-            elif is_abnormal(timestep.info) or (i in self._doomed and not timestep.done):
+            elif answer.abnormal or (i in self._doomed and not timestep.done):
                 self._env_states[i] = EnvState.ERROR
             elif timestep.done:
                 self._env_episode_count[i] += 1

@@ -30,12 +30,14 @@ class Answer(NamedTuple):
     Attributes:
         obs: its observation, as the space declares it.
         timestep: what its `step` returned; None for a reset.
+        abnormal: the timestep's info says so.
         lost: the timestep was made by shmenv, in place of one that was lost with its worker or by an error.
         error: the answer cannot be read here; then nothing else counts.
     """
 
     obs: Any
     timestep: Any = None
+    abnormal: bool = False
     lost: bool = False
     error: ValueError | None = None
 
@@ -56,30 +58,32 @@ class AnswerReader:
     def read(self, batch: Batch) -> Iterator[tuple[int, Answer]]:
         """The answers of a batch by env id, ascending."""
         for row, env_id in enumerate(batch.env_id.tolist()):
-            obs = self._take(self._node, batch.obs, row)
             try:
-                record = batch.info[row]
-                timestep = self._timestep(record, obs) if record else None
+                yield env_id, self._answer(batch.info[row], self._take(self._node, batch.obs, row))
             except ValueError as error:  # the record holds a class that this process does not know
                 yield env_id, Answer(None, error=error)
-                continue
-            yield env_id, Answer(obs, timestep, bool(record) and CLASS not in record and WHOLE not in record)
+
+    def _answer(self, record: dict[str, Any], obs: Any) -> Answer:
+        if not record:
+            return Answer(obs)
+        if CLASS in record:  # the worker has seen that it is not abnormal
+            cls = self._class(record[CLASS])
+            return Answer(obs, cls._make([obs if name == "obs" else record[name] for name in cls._fields]))
+        if WHOLE in record:
+            timestep = record[WHOLE]
+            return Answer(obs, timestep, abnormal=is_abnormal(timestep.info))
+        return Answer(obs, BaseEnvTimestep(obs, 0.0, True, record), abnormal=True, lost=True)
 
     def _take(self, node: Node, obs: Any, row: int) -> Any:
+        if type(obs) is np.ndarray:
+            value = obs[row]
+            is_view = obs.ndim > 1 or obs.dtype.kind == "V"  # a record's scalar is a view, too; others are values
+            return value.copy() if self._copies and is_view else value
         if isinstance(node, DictNode):
             return {key: self._take(item, obs[key], row) for key, item in node.items}
         if isinstance(node, TupleNode):
             return tuple(self._take(item, part, row) for item, part in zip(node.items, obs, strict=True))
-        value = obs[row]
-        return value.copy() if self._copies and isinstance(value, np.ndarray) else value
-
-    def _timestep(self, record: dict[str, Any], obs: Any) -> Any:
-        if CLASS in record:
-            cls = self._class(record[CLASS])
-            return cls._make(obs if name == "obs" else record[name] for name in cls._fields)
-        if WHOLE in record:
-            return record[WHOLE]
-        return BaseEnvTimestep(obs, 0.0, True, record)
+        return obs[row]
 
     def _class(self, data: bytes) -> Any:
         cls = self._classes.get(data)

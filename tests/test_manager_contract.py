@@ -121,6 +121,12 @@ def test_a_subclass_may_have_defaults_of_its_own(make_manager: Make) -> None:
         ({"reset_inplace": True, "auto_reset": False}, "reset_inplace"),
         ({"on_error": "ignore"}, "on_error"),
         ({"on_restart": 3}, "on_restart"),
+        ({"context": "thread"}, "context"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"max_restarts": 1.5}, "max_restarts"),
+        ({"recycle_after": 0}, "recycle_after"),
+        ({"start_timeout": "1"}, "start_timeout"),
+        ({"affinity": "tight"}, "affinity"),
         ([("episode_num", 3)], "a dict"),
     ],
 )
@@ -147,6 +153,16 @@ def test_the_states_have_the_numbers_they_always_had() -> None:
 
 def states(manager: Any) -> list[EnvState]:
     return list(manager._env_states.values())
+
+
+def test_every_key_is_checked_and_numbers_of_any_kind_are_taken(make_manager: Make) -> None:
+    for key in SyncSubprocessEnvManager.default_config().keys() - {"cfg_type"}:
+        with pytest.raises(shmenv.UsageError, match=key):
+            SyncSubprocessEnvManager([StatEnv], {key: object()})
+    numbers = {"episode_num": np.int64(1), "step_timeout": np.float32(30), "reset_timeout": 6000, "num_workers": 8}
+    manager = make_manager([partial(StatEnv, length=1)] * 2, **numbers, context=multiprocessing.get_context("fork"))
+    manager.launch()
+    assert len(play(manager)[0]) == 2 and manager.done
 
 
 @BOTH

@@ -201,7 +201,7 @@ class ManagerBase(ABC):
             limits = [limit for limit in (cfg.reset_timeout, cfg.connect_timeout) if limit is not None]
             self._pool = Pool(
                 [partial(ManagedEnv, env_fn) for env_fn in self._env_fn],
-                num_workers=self._env_num if cfg.num_workers is None else cfg.num_workers,
+                num_workers=min(self._env_num, cfg.num_workers or self._env_num),
                 context=cfg.context,
                 autoreset="disabled",
                 on_error="restart" if cfg.on_error == "restart" else "raise",

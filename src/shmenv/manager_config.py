@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_all_start_methods
+from multiprocessing.context import BaseContext
+from numbers import Integral, Real
 from typing import Any
 
 from shmenv.errors import UsageError
@@ -46,7 +49,7 @@ ASYNC: dict[str, Any] = {
     "wait_num": 2,  # results that step() waits for, at most as many as it was given actions
     "step_wait_timeout": 0.0,  # seconds from its start that step() lingers for more; None: for all it was asked for
     # shmenv's own
-    "num_workers": None,  # processes; None: one an env
+    "num_workers": None,  # processes, at most one an env; None: one an env
     "on_error": "raise",  # "raise", "restart" or "close"
     "retry_step": False,  # whether a step that raised is tried again, too
     "strict_dtype": False,  # refuse observations whose dtype is not exactly the declared one
@@ -100,7 +103,19 @@ _Check = tuple[Callable[[Any], bool], str]
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_count(value: Any, low: int = 0) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
+
+
+def _is_context(value: Any) -> bool:
+    return isinstance(value, BaseContext) or (isinstance(value, str) and value in get_all_start_methods())
+
+
+def _is_affinity(value: Any) -> bool:
+    return value == "spread" if isinstance(value, str) else isinstance(value, Sequence) and all(map(_is_count, value))
 
 
 def _count_from(low: int) -> Callable[[Any], bool]:
@@ -126,7 +141,7 @@ _FUNCTION: _Check = (callable, "a function")
 
 _CHECKS: dict[str, _Check] = {
     "episode_num": _COUNT,
-    "max_retry": (lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0, "an int"),
+    "max_retry": (_is_count, "an int, 0 or more"),
     "retry_type": _one_of("reset", "renew"),
     "retry_waiting_time": _SECONDS,
     "step_timeout": _optional(_LIMIT),
@@ -142,6 +157,14 @@ _CHECKS: dict[str, _Check] = {
     "retry_step": _FLAG,
     "strict_dtype": _FLAG,
     "ready_timeout": _optional(_SECONDS),
+    "context": (_is_context, "a start method or a multiprocessing context"),
+    "num_workers": _optional((lambda value: _is_count(value, 1), "an int, 1 or more")),
+    "max_restarts": (_is_count, "an int, 0 or more"),
+    "restart_period": _SECONDS,
+    "recycle_after": _optional((lambda value: _is_count(value, 1), "an int, 1 or more")),
+    "start_timeout": _optional(_SECONDS),
+    "close_timeout": _SECONDS,
+    "affinity": _optional((_is_affinity, "'spread' or a list of cores")),
     "on_restart": _optional(_FUNCTION),
     "worker_init": _optional(_FUNCTION),
-}  # the others are checked by Pool
+}

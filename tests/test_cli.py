@@ -38,6 +38,10 @@ def test_the_demo_steps_real_games_without_a_terminal_and_ends_with_a_table() ->
     assert all(float(cell.replace(",", "")) > 0 for row in rows for cell in (row[2], *row[4:]))
     assert all(re.fullmatch(r"[\d.]+[kM]?-[\d.]+[kM]?", row[3]) for row in rows)
     assert [row[4] for row in rows if row[1] == "AsyncVectorEnv"] == ["1.00", "1.00"]
+    killed = next(line for line in lines if line.startswith("A worker killed by SIGKILL"))
+    noticed, back, *_ = (float(number) for number in re.findall(r"([\d.]+) ms", killed))
+    assert 0 < noticed < 1000 and noticed < back  # 100 ms are promised
+    assert any(re.match(r"A manager's loop over 64 CartPoles: [1-9][\d,]* env steps/s, ", line) for line in lines)
 
 
 def test_the_demo_says_who_has_how_many_processes_and_whether_others_use_the_machine() -> None:

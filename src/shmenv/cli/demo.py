@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import shmenv
+from shmenv.cli.acts import kill_a_worker, loop_of_a_manager
 from shmenv.cpu import usable_cores
 
 ROUNDS = 3
@@ -132,6 +133,7 @@ class Display:
     def __init__(self, console: Console, games: list[Game]) -> None:
         self.console = console
         self.games = games
+        self.lines: list[str] = []  # what was seen after the table
         self.progress = Progress(
             BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, auto_refresh=False
         )
@@ -146,13 +148,18 @@ class Display:
             return
         with self.live:
             yield
-            self.live.update(table(self.games), refresh=True)
+            self.live.update(Group(table(self.games), *self.lines), refresh=True)
 
     def show(self, what: str, done: float = 0.0) -> None:
         """Name what happens now; `done` is how much of everything that finishes, 0 to 1."""
         self.progress.update(self.task, description=what, advance=done)
         if self.console.is_terminal:
-            self.live.update(Group(table(self.games), self.progress), refresh=True)
+            self.live.update(Group(table(self.games), *self.lines, self.progress), refresh=True)
+
+    def add(self, line: str) -> None:
+        """A line that stays."""
+        self.lines.append(line)
+        self.show(line)
 
     def note(self, line: str) -> None:
         """A line for those who see no bar."""
@@ -290,9 +297,13 @@ def run(seconds: float) -> None:
     display = Display(console, games)
     with display.running():
         for game in games:
-            play(game, seconds, display, 1 / len(games))
+            play(game, seconds, display, 0.8 / len(games))
+        display.add(kill_a_worker(make_pong, 8, seconds, display.show))
+        display.add(loop_of_a_manager(games[0].make, games[0].num_envs, min(10.0, 10 * seconds), display.show))
     if not console.is_terminal:
         console.print(table(games))
+        for line in display.lines:
+            console.print(line, highlight=False, soft_wrap=True)
     console.print(
         f"Each line stepped the same envs by the same actions; the first {CHECKED_STEPS} steps of all three were"
         " compared value for value, and are equal.",

@@ -187,6 +187,20 @@ def test_07_a_dead_worker_is_told_by_env_and_cause(make_manager: Make, cls: Any,
 
 
 @BOTH
+def test_07_an_env_lost_while_idle_is_told_before_anything_is_sent(make_manager: Make, cls: Any) -> None:
+    manager = make_manager([StatEnv] * 2, cls)
+    manager.launch()
+    os.kill(manager.pid[1], signal.SIGKILL)
+    eventually(lambda: not manager._pool.stats()["workers"][1]["alive"])
+    with pytest.raises(shmenv.WorkerDiedError, match="SIGKILL"):
+        manager.step({0: 0, 1: 0})
+    assert states(manager) == [EnvState.RUN, EnvState.ERROR]
+    assert list(manager.step({0: 0})) == [0] and manager.steps[0] == 1
+    manager.reset({1: None})
+    assert list(manager.ready_obs) == [0, 1]
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("word", "type_name"),
     [("odd", "OddError"), ("held", "HeldError"), ("attr", "AttrError"), ("interrupt", "KeyboardInterrupt"),

@@ -157,7 +157,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
         Raises:
             UsageError: an env is unknown or not ready. ClosedError: it is closed. Nothing was sent.
-            EnvError, WorkerDiedError, WorkerTimeoutError: an env failed, and is in ERROR. Other timesteps stay owed.
+            EnvError, WorkerDiedError, WorkerTimeoutError: an env failed, and is in ERROR. Other timesteps stay owed;
+                envs that are still in RUN did not get their actions, since the failure was known before.
         """
         start = time.monotonic()
         pool = self._open()

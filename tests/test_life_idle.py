@@ -74,7 +74,7 @@ def test_whatever_is_asked_first_tells_of_an_env_lost_while_idle(ask: str, make_
     world.reset()
     kill(world.pool, 1)
     pool = world.pool
-    commands = {
+    commands: dict[str, Callable[[], object]] = {
         "call": lambda: pool.call("reset_count", env_id=1),
         "send": lambda: pool.send([0], env_id=[1]),
         "get_attr": lambda: pool.get_attr("t", env_id=[0, 1]),

@@ -159,10 +159,13 @@ def test_the_hook_is_told_of_each_env_whose_worker_is_replaced_and_why(make_pool
 def test_a_hook_that_raises_or_uses_the_pool_breaks_nothing(
     policy: str, make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pools: list[shmenv.Pool] = []
+
     def hook(env_id: int, reason: str) -> None:
-        pool.step(actions(2))
+        pools[0].step(actions(2))
 
     pool = make_pool([ScriptedEnv] * 2, num_workers=2, on_error=policy, on_restart=hook)
+    pools.append(pool)
     pool.reset()
     pool.send(actions(2, {0: "kill", 1: "exit"}))
     with caplog.at_level(logging.ERROR, "shmenv"):
@@ -176,7 +179,9 @@ def test_a_hook_that_raises_or_uses_the_pool_breaks_nothing(
 
 
 def test_a_hook_may_close_the_pool(make_pool: MakePool) -> None:
-    pool = make_pool([ScriptedEnv] * 2, num_workers=2, on_error="restart", on_restart=lambda *_: pool.close())
+    pools: list[shmenv.Pool] = []
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, on_error="restart", on_restart=lambda *_: pools[0].close())
+    pools.append(pool)
     pool.reset()
     with pytest.raises(shmenv.ClosedError):
         pool.step(actions(2, {0: "kill"}))
@@ -189,7 +194,7 @@ def test_a_restart_is_logged_as_a_warning(make_pool: MakePool, caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "shmenv"):
         pool.step([KILL])
     (record,) = caplog.records
-    assert record.levelno == logging.WARNING and "start anew in a new worker" in record.getMessage()
+    assert record.levelno == logging.WARNING and "A new worker starts it anew" in record.getMessage()
 
 
 # -- seeds

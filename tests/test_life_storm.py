@@ -99,24 +99,29 @@ class Storm:
             else:
                 self.pool.send([self.token], env_id=[i])
                 self.asked[i] = self.token
-        except shmenv.WorkerDiedError as error:  # it was lost while idle, and nothing was sent
+        except shmenv.WorkerDiedError as error:  # nothing was sent: it, or another env of its worker, is lost
             assert i in error.env_ids
-            self.to_reset |= {j for j in error.env_ids if j not in self.asked}
+            self.to_reset |= self.settle(error) | {j for j in error.env_ids if j not in self.asked}
 
     def take(self, need: int) -> None:
         try:
             batch = self.pool.recv(min_envs=min(need, len(self.pool.pending_ids) or 1), timeout=30)
         except shmenv.WorkerDiedError as error:
-            owed = set(self.pool.pending_ids)
-            gone = {i for i in error.env_ids if i in self.asked and i not in owed}
+            gone = self.settle(error)
             assert gone, "an error that reports nothing"
-            self.reported += len(gone)
-            for i in gone:
-                del self.asked[i]
-                self.to_reset.add(i)
+            self.to_reset |= gone
             return
         for k, i in enumerate(batch.env_id.tolist()):
             self.check(i, batch, k)
+
+    def settle(self, error: shmenv.WorkerDiedError) -> set[int]:
+        """The envs whose answers this error stands for: what it names is either still pending, or will never come."""
+        owed = set(self.pool.pending_ids)
+        gone = {i for i in error.env_ids if i in self.asked and i not in owed}
+        self.reported += len(gone)
+        for i in gone:
+            del self.asked[i]
+        return gone
 
     def check(self, i: int, batch: shmenv.Batch, k: int) -> None:
         token = self.asked.pop(i)  # a KeyError: an answer that nobody asked for

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
+from envs import ScriptedEnv
 from life import SEED, World, rows_of
 from reference import MODES, same
 from support import eventually, settled
@@ -174,3 +176,31 @@ def test_an_env_lost_before_its_first_step_starts_by_its_moved_seed(make_pool: M
     world.check_loss(1, rows[1], before[1], "SIGKILL")
     for _ in range(4):
         world.step()
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_an_error_that_came_before_its_worker_was_lost_for_good_is_told_not_repaired(
+    where: str, make_pool: MakePool
+) -> None:
+    """Covers a wait for a reset that nobody is left to carry out."""
+    script = {(0, 0): "raise"} if where == "reset" else {(0, 1): "raise"}
+    pool = make_pool(
+        [partial(ScriptedEnv, script=script), ScriptedEnv],
+        num_workers=2, on_error="restart", max_retry=3, retry_waiting_time=0.0, max_restarts=0,
+    )  # fmt: skip
+    if where == "reset":
+        pool.send_reset()
+        eventually(lambda: settled(pool, 0) and pool._exchange.port.is_answered(0))
+    else:
+        pool.reset()
+        pool.send(np.zeros(2, int))
+        eventually(lambda: settled(pool, 2) and pool._exchange.port.is_answered(0))
+    kill(pool, 0)
+    with pytest.raises(shmenv.WorkerDiedError, match="lost for good"):
+        pool.get_attr("t", env_id=[0])
+    with pytest.raises(shmenv.EnvError, match="missing asset"):
+        pool.recv(timeout=30)
+    assert pool.recv(timeout=30).env_id.tolist() == [1]
+    assert pool.pending == 0
+    with pytest.raises(shmenv.WorkerDiedError, match="lost for good"):
+        pool.reset(env_id=[0])

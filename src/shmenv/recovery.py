@@ -117,6 +117,10 @@ class Recovery:
         self._episodes: dict[int, int] = {}  # ended, by worker
         self._lives = [0] * plan.num_envs  # how often each env started anew in a new process since it got its seed
 
+    def release(self) -> None:
+        """Let go of the exchange, for good."""
+        del self._x
+
     # -- time
 
     def due_ns(self) -> int:
@@ -221,7 +225,7 @@ class Recovery:
         again, port = False, self._x.port
         self.quiet = False
         for i in ids.tolist():
-            if not port.flags_of(i) & _port.ROW_ERROR:
+            if not port.flags_of(i) & _port.ROW_ERROR or self._x.state_of(i) == LOST:  # nobody is left to repair it
                 continue
             command, record = self._x.error_of(i)
             if command == "reset":
@@ -422,7 +426,7 @@ class Recovery:
     # -- delivery
 
     def deliver(self, ids: Array, infos: list[bytes], final_infos: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Mark the loss rows among the rows that are handed out now, and settle what concerns their envs."""
+        """Mark the loss rows among the rows that are handed out now."""
         if self.losses.keys() & set(ids.tolist()):
             infos, final_infos = infos or [b""] * len(ids), final_infos or [b""] * len(ids)
             for k, i in enumerate(ids.tolist()):
@@ -431,13 +435,15 @@ class Recovery:
                     info = unpack_info(infos[k])
                     infos[k] = pack_info({**(info if isinstance(info, dict) else {"info": info}), **abnormal})
                     final_infos[k] = pack_info(abnormal)
-        for i in ids.tolist():
-            self._forget(i)
         return infos, final_infos
 
     def after_delivery(self, ids: Array) -> None:
-        """Envs whose worker had ended after it answered are found lost now. Called with their states up to date."""
+        """What concerned these rows is over; envs whose worker had ended after it answered are found lost now.
+
+        Called with their states up to date.
+        """
         for i in ids.tolist():
+            self._forget(i)
             if i in self._stale:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (

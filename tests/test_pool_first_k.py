@@ -299,3 +299,31 @@ def test_a_timeout_is_kept(gated: Callable[..., shmenv.Pool], gate: Callable[[in
     assert 0.3 <= time.monotonic() - begin < 3
     os.close(held)
     pool.recv(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("obs", np.empty((1, 2), np.float32)),
+        ("obs", np.empty((2, 4), np.float32)[:, ::2]),
+        ("obs", np.broadcast_to(np.float32(0), (2, 2))),
+        ("final_obs", np.empty((1, 2), np.float32)),
+        ("final_obs", None),
+        ("reward", np.empty(2, np.float32)),
+        ("reward", np.empty(1)),
+        ("terminated", np.empty(2, np.int64)),
+        ("truncated", None),
+    ],
+)
+def test_a_batch_to_be_filled_is_refused_if_some_array_in_it_cannot_take_the_rows(
+    name: str, array: Any, make_pool: MakePool
+) -> None:
+    pool = make_pool([ScriptedEnv] * 3, num_workers=2)
+    pool.reset()
+    pool.send(actions(2), env_id=[0, 2])
+    out = pool.recv(min_envs=2).copy()
+    setattr(out, name, array)
+    pool.send(actions(2), env_id=[0, 2])
+    with pytest.raises(shmenv.UsageError, match="out has"):
+        pool.recv(out=out)
+    assert pool.recv().reward.tolist() == [2, 2]

@@ -401,3 +401,12 @@ def test_too_few_descriptors_are_a_resource_error_that_leaves_no_process(start_s
         """
     )
     assert script.finish(60)[1:] == ("17 [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]\n", "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"slots": 2.0}, {"close_timeout": float("inf")}, {"retry_waiting_time": 1e300}, {"strict_dtype": "no"}],
+)
+def test_an_option_that_is_of_no_use_is_refused_before_anything_starts(options: dict[str, Any]) -> None:
+    with pytest.raises(shmenv.UsageError, match=next(iter(options))):
+        shmenv.Pool([ScriptedEnv], context="fork", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -376,3 +377,33 @@ def test_a_program_may_end_while_a_thread_waits(start_script: Callable[..., Scri
     code, out, errors = script.finish(30)
     assert (code, errors) == (0, "")
     eventually(lambda: all(is_gone(int(pid)) for pid in out.split()))
+
+
+@pytest.mark.parametrize(("mode", "policy"), [("same_step", "raise"), ("disabled", "restart")])
+def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make_pool: MakePool) -> None:
+    rng = random.Random(mode)
+    pool = make_pool([lambda: ScriptedEnv(length=7)] * 4, num_workers=2, autoreset=mode, on_error=policy)
+    uses: list[Callable[[], object]] = [
+        lambda: pool.step(actions(4)),
+        lambda: (pool.send(actions(4)), pool.recv(min_envs=2)),
+        lambda: pool.call("where"),
+        lambda: pool.reset(env_id=[1, 2]),
+    ]
+    before = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    interrupted = 0
+    try:
+        while interrupted < 400:
+            pool.reset()
+            use = rng.choice(uses)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 3e-4))
+                use()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            pool.reset()
+            assert pool.step(actions(4)).obs[:, 1].tolist() == [1] * 4
+            assert len(pool.call("where")) == 4 and pool.pending == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,5 +1,9 @@
 """The manager's end of the channels: give commands, wait for answers, gather rows. One call a batch, never one an env."""
 
+import threading
+
+from shmenv.errors import ClosedError, ShmenvError, UsageError
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -480,3 +484,44 @@ cdef class Port:
     def waits(self):
         """What the pool's own waits cost so far: (spins, parks, heartbeats)."""
         return self.wait.spins, self.wait.parks, self.wait.heartbeats
+
+
+@cython.final
+cdef class Turn:
+    """Whose turn it is to use a pool: `with turn:` refuses any other thread, and everybody once it is `closed`.
+
+    Compiled, because a signal handler that raises must not run between the turn being taken and being given back.
+    """
+
+    cdef object lock
+    cdef readonly object owner      # ident of the thread that uses the pool, or None
+    cdef public bint closed
+    cdef public bint interrupted    # a use of the pool was ended by an exception from outside, such as Ctrl-C
+
+    def __cinit__(self):
+        self.lock, self.closed = threading.Lock(), True
+
+    def __enter__(self):
+        if not self.lock.acquire(False):
+            if self.closed:
+                raise ClosedError("the pool is closed")
+            who = "a signal handler or callback" if self.owner == threading.get_ident() else "another thread"
+            raise UsageError(f"the pool is in use: one thread at a time may call it, and {who} is not the first")
+        if self.closed:
+            self.lock.release()
+            raise ClosedError("the pool is closed")
+        self.owner = threading.get_ident()
+
+    def __exit__(self, kind, error, traceback):
+        if kind is not None and not issubclass(kind, ShmenvError):
+            self.interrupted = True
+        self.owner = None
+        self.lock.release()
+
+    def wait(self):
+        """Blocks until nobody uses the pool, and keeps it. Ctrl-C ends the wait without it."""
+        self.lock.acquire()
+
+    def end(self):
+        """Give back what `wait` took."""
+        self.lock.release()

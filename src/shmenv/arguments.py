@@ -54,6 +54,13 @@ def check_seconds(name: str, value: Any, optional: bool = False) -> None:
         raise UsageError(f"{name} must be seconds, 0 or more{', or None' if optional else ''}, not {value!r}")
 
 
+def check_pause(name: str, value: Any) -> None:
+    """Refuse what is no length of time that ends."""
+    check_seconds(name, value)
+    if value > 1e6:
+        raise UsageError(f"{name} must be seconds, at most 1e6 (twelve days), not {value!r}")
+
+
 def deadline_ns(timeout: float | None) -> int:
     """The end of a timeout in CLOCK_MONOTONIC nanoseconds, as the port takes it."""
     if timeout is None or timeout > 1e9:  # thirty years are for ever

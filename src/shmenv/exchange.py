@@ -92,9 +92,15 @@ class Exchange:
         """How many answers are owed, lost ones that the caller has not been told of included."""
         return self.port.pending + sum(cost for _, cost in self._troubles)
 
+    def mend(self) -> None:
+        """Make whole what an exception from outside, between any two instructions, may have left half done."""
+        self._blocked = int(np.count_nonzero(self._state != READY))
+        self._plane = self.port.common_plane(self.all_ids)
+        self._unsettled, self.recovery.quiet = True, False
+
     def release(self) -> None:
         """Let go of what refers back here, so that the segment is freed with the last view of it. For good."""
-        del self.recovery
+        self.recovery.release()
 
     # -- before a command
 
@@ -113,6 +119,12 @@ class Exchange:
         if len(waiting):
             i = waiting[0]
             raise UsageError(f"env {i} cannot be stepped: it needs a reset; call reset(env_id={i}) or reset()")
+        self.settle(ids)
+
+    def check_resettable(self, ids: Array) -> None:
+        """Refuse, before anything is sent, unless all these envs can be reset by themselves now."""
+        self.tell_troubles(ids)
+        self.check_not_pending(ids, "reset")
         self.settle(ids)
 
     def check_not_pending(self, ids: Array, what: str) -> None:
@@ -375,12 +387,12 @@ class Exchange:
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
         if not self.recovery.quiet:
             infos, final_infos = self.recovery.deliver(ids, infos, final_infos)
-        port.settle(ids)
-        if self._plane < 0:
-            self._viewed[ids] = plane
         for i in ids.tolist() if flags & _port.ROW_NEEDS_RESET or self._blocked else ():
             if self._state[i] != LOST:
                 self.set_state(i, NEEDS_RESET if port.flags_of(i) & _port.ROW_NEEDS_RESET else READY)
+        if self._plane < 0:
+            self._viewed[ids] = plane
+        port.settle(ids)  # an exception from outside before this, such as Ctrl-C, has the rows delivered later
         if not self.recovery.quiet:
             self.recovery.after_delivery(ids)
         if self._recycles:

@@ -18,6 +18,7 @@ from shmenv import _port, codec, cpu, starting
 from shmenv.arguments import (
     EnvIds,
     check_choice,
+    check_pause,
     check_range,
     check_seconds,
     deadline_ns,
@@ -126,7 +127,7 @@ class Pool:
         debug: bool = False,
         deferred: bool = False,
     ) -> None:
-        self._closed = True  # until it is open
+        self._turn = _port.Turn()  # closed until the pool is open
         starting.refuse_in_starting_process()
         env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
         n = len(env_fns)
@@ -148,12 +149,12 @@ class Pool:
             check_seconds(name, seconds, optional=True)
             if seconds == 0:
                 raise UsageError(f"{name} must be more than 0 seconds")
-        check_seconds("retry_waiting_time", retry_waiting_time)
+        check_pause("retry_waiting_time", retry_waiting_time)
         check_seconds("restart_period", restart_period)
-        if slots not in (2, 4, 8, 16, 32, 64, 128):
+        if slots not in (2, 4, 8, 16, 32, 64, 128) or not isinstance(slots, int):
             raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
         check_seconds("start_timeout", start_timeout, optional=True)
-        check_seconds("close_timeout", close_timeout)
+        check_pause("close_timeout", close_timeout)
         cores = cpu.pin_plan(affinity, num_workers)
         for name, hook in (("worker_init", worker_init), ("on_restart", on_restart)):
             if hook is not None and not callable(hook):
@@ -163,6 +164,8 @@ class Pool:
             ("debug", debug),
             ("retry_step", retry_step),
             ("shared_memory", shared_memory),
+            ("strict_dtype", strict_dtype),
+            ("deferred", deferred),
         ):
             if not isinstance(flag, bool | np.bool_):
                 raise UsageError(f"{name} must be True or False, not {flag!r}")
@@ -170,8 +173,6 @@ class Pool:
         starting.warn_of_threads(start_context.get_start_method())
 
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
-        self._turn = threading.Lock()
-        self._turn_owner = 0
         self._close_once = threading.Lock()
         self._started = time.monotonic()
         ranges = split(n, num_workers)
@@ -232,7 +233,7 @@ class Pool:
             self._finalizer()
             raise
         self._seeds = self._exchange.recovery.seeds
-        self._closed = False
+        self._turn.closed = False
         _remember(self)
 
     def ask_first(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -266,17 +267,17 @@ class Pool:
     @property
     def pending(self) -> int:
         """How many envs owe an answer that `recv` still gets, be it a row or an error."""
-        return 0 if self._closed else self._exchange.pending
+        return 0 if self._turn.closed else self._exchange.pending
 
     @property
     def pending_ids(self) -> list[int]:
         """The envs whose row `recv` still gets. An env whose answer is lost is not among them."""
-        return [] if self._closed else [env_id for env_id, _ in self._exchange.port.owed()]
+        return [] if self._turn.closed else [env_id for env_id, _ in self._exchange.port.owed()]
 
     @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
-        return self._closed
+        return self._turn.closed
 
     @property
     def seeds(self) -> list[int | None]:
@@ -287,7 +288,7 @@ class Pool:
         return self._num_envs
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._exchange.pending} pending"
+        state = "closed" if self._turn.closed else f"{self._exchange.pending} pending"
         return f"Pool({self._num_envs} envs, {self._num_workers} workers, {state})"
 
     def __reduce__(self) -> NoReturn:
@@ -324,20 +325,18 @@ class Pool:
             WorkerDiedError: an env is lost.
             UsageError, ClosedError: nothing was sent.
         """
-        exchange = self._enter()
-        try:
-            ids, seeds, payloads = self._begin_reset(seed, options, env_id)
+        with self._turn:
+            exchange = self._own_exchange()
+            ids, seeds, payloads = _begin_reset(exchange, seed, options, env_id)
             if env_id is None:
                 exchange.discard()
                 exchange.recovery.give_seeds(ids, seeds)
                 exchange.command(None, _port.RESET, payloads, exchange.next_plane())
                 return exchange.collect_all()
-            self._refuse_pending(ids)
+            exchange.check_resettable(ids)
             exchange.recovery.give_seeds(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
             return exchange.collect_some(ids)
-        finally:
-            self._leave()
 
     def send_reset(
         self,
@@ -349,27 +348,12 @@ class Pool:
 
         Arguments and errors are those of `reset`, but no env may be pending.
         """
-        exchange = self._enter()
-        try:
-            ids, seeds, payloads = self._begin_reset(seed, options, env_id)
-            self._refuse_pending(ids)
+        with self._turn:
+            exchange = self._own_exchange()
+            ids, seeds, payloads = _begin_reset(exchange, seed, options, env_id)
+            exchange.check_resettable(ids)
             exchange.recovery.give_seeds(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
-        finally:
-            self._leave()
-
-    def _begin_reset(
-        self, seed: Any, options: Any, env_id: EnvIds
-    ) -> tuple[Array, list[int | None], list[bytes] | None]:
-        ids, order = env_ids(env_id, self._exchange.all_ids)
-        seeds, payloads = reset_payloads(seed, options, order)
-        self._exchange.check_not_lost(ids)
-        return ids, seeds, payloads
-
-    def _refuse_pending(self, ids: Array) -> None:
-        self._exchange.tell_troubles(ids)
-        self._exchange.check_not_pending(ids, "reset")
-        self._exchange.settle(ids)
 
     # -- lock-step
 
@@ -392,14 +376,12 @@ class Pool:
             ClosedError: the pool is closed.
             KeyboardInterrupt: Ctrl-C; the rows come with the next recv().
         """
-        exchange = self._enter()
-        try:
+        with self._turn:
+            exchange = self._own_exchange()
             exchange.check_all_ready()
             payloads = exchange.actions.write(action, None)
             exchange.command(None, _port.STEP, payloads, exchange.next_plane())
             return exchange.collect_all()
-        finally:
-            self._leave()
 
     # -- first-k
 
@@ -415,16 +397,14 @@ class Pool:
                 was sent.
             WorkerDiedError: an env is lost. Nothing was sent. ClosedError: the pool is closed.
         """
-        exchange = self._enter()
-        try:
-            ids, order = env_ids(env_id, self._exchange.all_ids)
+        with self._turn:
+            exchange = self._own_exchange()
+            ids, order = env_ids(env_id, exchange.all_ids)
             exchange.check_ready(ids)
             payloads = exchange.actions.write(action, order)
             if payloads is not None and env_id is not None:
                 payloads = [payloads[k] for k in np.argsort(order).tolist()]
             exchange.command(ids, _port.STEP, payloads)
-        finally:
-            self._leave()
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None, out: Batch | None = None) -> Batch:
         """Wait until enough stepped envs are ready, and return their timesteps.
@@ -451,8 +431,8 @@ class Pool:
                 rows come with the next recv().
             ClosedError: the pool is closed, or was closed by another thread meanwhile.
         """
-        exchange = self._enter()
-        try:
+        with self._turn:
+            exchange = self._own_exchange()
             check_seconds("timeout", timeout, optional=True)
             exchange.tell_troubles()
             pending = exchange.port.pending
@@ -465,8 +445,6 @@ class Pool:
                 exchange.check_out(out, need)
             most = need if min_envs is None or out is not None else self._num_envs
             return exchange.collect_ready(need, most, deadline_ns(timeout), timeout, out)
-        finally:
-            self._leave()
 
     # -- everything else of an env
 
@@ -513,11 +491,11 @@ class Pool:
         return self._ask("call", "render", [((), {})], env_id)
 
     def _ask(self, kind: str, name: str, arguments: list[tuple[Any, Any]], env_id: EnvIds) -> tuple[Any, ...]:
-        exchange = self._enter()
-        try:
+        with self._turn:
+            exchange = self._own_exchange()
             if not isinstance(name, str):
                 raise UsageError(f"the name of an attribute must be a str, not {name!r}")
-            ids, order = env_ids(env_id, self._exchange.all_ids)
+            ids, order = env_ids(env_id, exchange.all_ids)
             payloads = [dumped(f"the arguments of {name!r}", (kind, name, *each)) for each in arguments]
             exchange.check_not_lost(ids)
             exchange.check_told(ids)
@@ -529,8 +507,6 @@ class Pool:
                 if status:
                     raise exchange.env_error(i, "call", record, f"It was asked for {name!r}. Env and worker go on.")
             return tuple(codec.load(answers[i][0]) for i in order.tolist())
-        finally:
-            self._leave()
 
     def stats(self) -> dict[str, Any]:
         """Counters since the pool was made. Any thread may call this at any time.
@@ -587,57 +563,55 @@ class Pool:
         if self._complete is not None:  # deferred, and never started
             self._complete = None
             self._finalizer()
-        if self._closed or not self._close_once.acquire(blocking=False):
+        if self._turn.closed or not self._close_once.acquire(blocking=False):
             return
-        exchange, self._closed = self._exchange, True
-        exchange.closing = True
-        exchange.port.alert()
-        mine = self._turn_owner == threading.get_ident()  # a signal handler's close inside a call of this pool
-        if not mine:
-            self._turn.acquire()
+        exchange, turn = self._exchange, self._turn
+        mine = turn.owner == threading.get_ident()  # a signal handler's close inside a call of this pool
         try:
-            exchange.calls.clear()
-            try:
-                self._workers.stop()
-                for i, status in enumerate(exchange.calls.statuses()):
-                    if status:
-                        remote = codec.load_error(exchange.calls.read(i)[0])
-                        text = "env %d raised in close: %s: %s\n%s"
-                        logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
-            finally:
-                self._final_stats = self._stats(exchange)
-                self._finalizer()
-                exchange.release()
-                del self._exchange  # the segment is freed with the last view of it that the caller holds
-        finally:
+            turn.closed = exchange.closing = True
+            exchange.port.alert()
             if not mine:
-                self._turn.release()
+                turn.wait()
+            exchange.calls.clear()
+            self._workers.stop()
+            for i, status in enumerate(exchange.calls.statuses()):
+                if status:
+                    remote = codec.load_error(exchange.calls.read(i)[0])
+                    text = "env %d raised in close: %s: %s\n%s"
+                    logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
+        finally:  # also when Ctrl-C ends it early
+            turn.closed = True
+            self._final_stats = self._stats(exchange)
+            self._finalizer()
+            exchange.release()
+            del self._exchange  # the segment is freed with the last view of it that the caller holds
 
     # -- inside
 
     def _disown(self) -> None:
         """Called by: a child process, right after the fork."""
-        if not self._closed:
-            self._closed = True
+        if not self._turn.closed:
             self._workers.disown()
-        self._turn = threading.Lock()  # perhaps held by a thread that the child does not have
+        self._turn = _port.Turn()  # closed; the old one is perhaps held by a thread that the child does not have
 
-    def _enter(self) -> Exchange:
-        """Take the pool for one call of this thread."""
-        if not self._turn.acquire(blocking=False):
-            if self._closed:
-                raise ClosedError("the pool is closed")
-            who = "a signal handler or callback" if self._turn_owner == threading.get_ident() else "another thread"
-            raise UsageError(f"the pool is in use: one thread at a time may call it, and {who} is not the first")
-        if self._closed:
-            self._turn.release()
+    def _own_exchange(self) -> Exchange:
+        """The exchange, for the one call whose turn it is; whole again if Ctrl-C cut the last one short."""
+        exchange: Exchange | None = getattr(self, "_exchange", None)
+        if exchange is None:  # a signal handler has closed the pool just now
             raise ClosedError("the pool is closed")
-        self._turn_owner = threading.get_ident()
-        return self._exchange
+        if self._turn.interrupted:
+            exchange.mend()
+            self._turn.interrupted = False
+        return exchange
 
-    def _leave(self) -> None:
-        self._turn_owner = 0
-        self._turn.release()
+
+def _begin_reset(
+    exchange: Exchange, seed: Any, options: Any, env_id: EnvIds
+) -> tuple[Array, list[int | None], list[bytes] | None]:
+    ids, order = env_ids(env_id, exchange.all_ids)
+    seeds, payloads = reset_payloads(seed, options, order)
+    exchange.check_not_lost(ids)
+    return ids, seeds, payloads
 
 
 def _plan(reports: list[Report], ranges: tuple[range, ...], slots: int, autoreset: str) -> Plan:

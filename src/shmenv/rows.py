@@ -38,11 +38,18 @@ class Rows:
             raise UsageError("out must be a batch that owns its memory: one that recv() gathered, or batch.copy()")
         if len(out) != rows:
             raise UsageError(f"out has {len(out)} rows, but {rows} come")
-        for target, source in zip(self._arrays_of(out.obs), self.obs, strict=True):
-            if target is None or target.shape[1:] != source.shape[2:] or target.dtype != source.dtype:
-                raise UsageError("out has observations of another shape or dtype than this pool's")
-        if out.reward.shape[1:] != self.reward.shape[2:]:
-            raise UsageError("out has rewards of another shape than this pool's")
+        self._check_target("observations", self._arrays_of(out.obs), self.obs, rows)
+        if self._plan.has_final_rows and out.final_obs is not out.obs:
+            self._check_target("final observations", self._arrays_of(out.final_obs), self.final, rows)
+        for name in ("reward", "terminated", "truncated"):
+            self._check_target(f"{name}s", [getattr(out, name)], [getattr(self, name)], rows)
+
+    def _check_target(self, what: str, targets: list[Any], fields: list[Array], rows: int) -> None:
+        for target, field in zip(targets, fields, strict=True):
+            if not isinstance(target, np.ndarray) or target.shape != (rows, *field.shape[2:]):
+                raise UsageError(f"out has {what} of another shape than {rows} rows of this pool's")
+            if target.dtype != field.dtype or not (target.flags.c_contiguous and target.flags.writeable):
+                raise UsageError(f"out has {what} of another dtype than this pool's, or not contiguous and writeable")
 
     def _arrays_of(self, obs: Any) -> list[Any]:
         found: list[Any] = []

@@ -22,6 +22,7 @@ from life import CountedEnv, entries
 from support import eventually
 
 import shmenv
+from shmenv.exchange import Exchange
 
 MakePool = Callable[..., shmenv.Pool]
 KILL = act("kill")
@@ -311,3 +312,17 @@ def test_losing_all_envs_again_and_again_leaves_a_pool_that_works(make_pool: Mak
         assert pool.step(actions(3)).truncated.all()
         assert pool.step(actions(3)).obs.tolist() == [[0, 1]] * 3
     assert pool.stats()["losses"] == 36
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_step_whose_number_wraps_to_zero_is_lost_like_any_other(
+    before: int, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covers a mark that was never set taken for the first half of an autoreset."""
+    monkeypatch.setattr(Exchange, "first_command", 2**32 - 1 - before)
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, on_error="restart")
+    pool.reset()
+    for _ in range(3):
+        batch = pool.step(np.array([KILL, 0]))
+        assert batch.info[0]["abnormal"] and batch.truncated.tolist() == [True, False]
+        assert batch.reward[0] == 0 and batch.final_obs[0].tolist() == [0, 0]

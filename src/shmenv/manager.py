@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmenv import manager_config
@@ -81,7 +81,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _send_resets(self, pool: Pool, ids: list[int]) -> None:
         """Start resets of envs that owe nothing; what they had to tell is dropped."""
-        asked = set(ids)
+        asked, last = set(ids), None
         told = [error for error in self._failures if asked.issuperset(_ids_of(error))]
         while ids:
             orders = [
@@ -94,10 +94,14 @@ class AsyncSubprocessEnvManager(ManagerBase):
             try:
                 pool.send_reset(options=[{"orders": each} for each in orders], env_id=ids)
                 break
-            except WorkerError as error:  # lost for good, and nothing was sent
-                self._fail(error, unsent=True)
-                self._env_states.update(dict.fromkeys(asked.intersection(error.env_ids), EnvState.ERROR))
-                ids = [i for i in ids if i not in error.env_ids]
+            except WorkerError as error:  # nothing was sent
+                new = self._note(error, spared=asked)
+                if error is last:  # told again: they are lost for good
+                    self._env_states.update(dict.fromkeys(asked.intersection(error.env_ids), EnvState.ERROR))
+                    ids = [i for i in ids if i not in error.env_ids]
+                if new or error is last:
+                    self._failures.append(error)
+                last = error
         self._failures = [error for error in self._failures if error not in told]
         for i in ids:
             self._env_states[i] = EnvState.RESET
@@ -187,11 +191,13 @@ class AsyncSubprocessEnvManager(ManagerBase):
                 raise UsageError(f"env {i} cannot be stepped in state {state.name}: {hint}. Nothing was sent")
 
     def _send(self, pool: Pool, ids: list[int], actions: list[Any]) -> None:
-        try:
-            pool.send(actions, env_id=ids)
-        except WorkerError as error:
-            self._fail(error, unsent=True)
-            self._raise_failure()
+        while True:
+            try:
+                pool.send(actions, env_id=ids)
+                break
+            except WorkerError as error:  # nothing was sent
+                self._fail(error, unsent=True)
+                self._raise_failure()
         for i in ids:
             self._env_states[i] = EnvState.STEPPING
         self._owed.update(ids)
@@ -265,7 +271,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._owed.discard(i)
             if answer.error is not None:
                 self._env_states[i] = EnvState.ERROR
-                self._fail(self._unreadable(i, answer.error))
+                self._failures.append(self._unreadable(i, answer.error))
             elif answer.timestep is not None:
                 self._held[i] = answer
             else:
@@ -282,18 +288,25 @@ class AsyncSubprocessEnvManager(ManagerBase):
         return failure
 
     def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
-        """Keep an error for the next call to raise. unsent: it has kept a command from being sent."""
-        coming, restarts = self._open().pending_ids, self._cfg.on_error == "restart"
-        for i in _ids_of(error):
+        """Keep an error for the next call to raise, unless it was told before. unsent: it kept a command back."""
+        if self._note(error, unsent):
+            self._failures.append(error)
+
+    def _note(self, error: ShmenvError, unsent: bool = False, spared: Collection[int] = ()) -> bool:
+        """Take over what an error says of envs, but for those spared. Returns whether there was anything new."""
+        coming, restarts, new = self._open().pending_ids, self._cfg.on_error == "restart", False
+        for i in set(_ids_of(error)).difference(spared):
             state = self._env_states[i]
             if i in coming or i in self._held:  # its answer was published, or its reset is tried again
-                if state == EnvState.STEPPING and not restarts:
+                if state == EnvState.STEPPING and not restarts and i not in self._doomed:
                     self._doomed.add(i)
+                    new = True
             elif i in self._owed or (state == EnvState.RUN and (unsent or not restarts)):
                 self._owed.discard(i)
                 self._ready_obs.pop(i, None)
                 self._env_states[i] = EnvState.ERROR
-        self._failures.append(error)
+                new = True
+        return new
 
     def _raise_failure(self, ids: Sequence[int] | None = None) -> None:
         """Raise the first error that has come and was not told yet. ids: only of these envs."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from envs import ScriptedEnv
+from envs import ScriptedEnv, act, actions
 from life import SEED, World, rows_of
 from reference import MODES, same
 from support import eventually, settled
@@ -204,3 +204,30 @@ def test_an_error_that_came_before_its_worker_was_lost_for_good_is_told_not_repa
     assert pool.pending == 0
     with pytest.raises(shmenv.WorkerDiedError, match="lost for good"):
         pool.reset(env_id=[0])
+
+
+def test_an_end_told_of_at_an_idle_env_is_not_told_again_for_the_answers_it_has_cost(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 2, num_workers=1)
+    pool.reset()
+    pool.send([act("kill")], env_id=0)
+    eventually(lambda: not pool.stats()["workers"][0]["alive"])
+    with pytest.raises(shmenv.WorkerDiedError):
+        pool.send([act("ok")], env_id=1)
+    assert pool.pending == 0
+    pool.reset()
+    assert pool.step(actions(2)).reward.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_observation_in_a_loss_row_survives_a_step_that_wrote_where_it_lay(
+    mode: str, slots: int, make_pool: MakePool
+) -> None:
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, autoreset=mode, slots=slots, on_error="restart", debug=True)
+    pool.reset()
+    pool.step(actions(2))
+    last = pool.reset(env_id=0).obs[0].tolist()
+    for fault in ("raise", "kill"):
+        batch = pool.step(actions(2, {0: fault}))
+        assert batch.info[0]["abnormal"] and batch.final_obs[0].tolist() == last
+        last = pool.reset(env_id=0).obs[0].tolist()

@@ -371,6 +371,15 @@ cdef class Port:
         """The plane of one env's last step or reset."""
         return self.envs[env_id].plane
 
+    def on_plane(self, uint32_t plane, uint32_t[::1] out):
+        """Find the envs whose last row lies on this plane. Returns how many; their ids stand in `out`, ascending."""
+        cdef uint32_t i, found = 0
+        for i in range(self.num_envs):
+            if self.envs[i].plane == plane:
+                out[found] = i
+                found += 1
+        return found
+
     def common_plane(self, const uint32_t[::1] ids):
         """The plane of these envs if their ids are consecutive and they share one, else -1."""
         cdef uint32_t k, n = <uint32_t>ids.shape[0], plane = self.envs[ids[0]].plane

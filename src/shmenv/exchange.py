@@ -147,8 +147,7 @@ class Exchange:
         for i in ids.tolist() if self.recovery.untold else ():
             error = self.recovery.untold.get(i)
             if error is not None:
-                self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
-                raise error
+                self._tell(error)
 
     def tell_troubles(self, ids: Array | None = None) -> None:
         """Tell of answers that will never come, one error a call; ids: only of what concerns one of these envs."""
@@ -156,6 +155,12 @@ class Exchange:
             if ids is None or not set(ids.tolist()).isdisjoint(error.env_ids):
                 del self._troubles[k]
                 raise error
+
+    def _tell(self, error: WorkerError) -> NoReturn:
+        """Raise an error for envs that were idle or called; it stands for the answers that the same end has cost, too."""
+        self._troubles = [trouble for trouble in self._troubles if trouble[0] is not error]
+        self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
+        raise error
 
     def report(self, error: WorkerError, ids: Array) -> None:
         """Owe the caller an error in place of these envs' answers."""
@@ -244,6 +249,9 @@ class Exchange:
         if not self.recovery.quiet:
             ids, payloads, plane = self._around_troubles(ids, code, payloads, plane)
         if ids is None and plane >= 0:
+            if self._plane < 0:
+                on_it = np.empty(len(self.all_ids), np.uint32)
+                self.recovery.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
             self._plane = plane
         elif self._plane >= 0:
             self._viewed[...] = -1 if self._copy else self._plane
@@ -293,8 +301,7 @@ class Exchange:
             if i in self.recovery.lost_calls:
                 error = self.recovery.lost_calls[i]
                 self.recovery.lost_calls.clear()
-                self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
-                raise error
+                self._tell(error)
 
     def _await(
         self, ids: Array | None, need: int, deadline_ns: int = _port.FOREVER, timeout: float | None = None

@@ -114,6 +114,7 @@ class Recovery:
         self._retry_at: dict[int, float] = {}
         self._renew_at: dict[int, float] = {}  # workers to be ended for a retry
         self._restart_at: dict[int, float] = {}  # workers to be started
+        self._before: dict[int, tuple[bool, list[Array]]] = {}  # see keep_rows
         self._episodes: dict[int, int] = {}  # ended, by worker
         self._lives = [0] * plan.num_envs  # how often each env started anew in a new process since it got its seed
 
@@ -157,6 +158,13 @@ class Recovery:
             self._restart_at[handle.worker_id] = time.monotonic() + max(delay, FIRST_DELAY)
 
     # -- commands of the caller
+
+    def keep_rows(self, plane: int, ids: Array) -> None:
+        """A command puts envs onto the plane of their last row: keep of that row what a loss may need of it."""
+        over, observations = self._terminated[plane, ids] | self._truncated[plane, ids], list[Array]()
+        if self._policy.restart:
+            observations = [rows[plane, ids] for rows in self._obs]
+        self._before = {i: (bool(over[k]), [rows[k] for rows in observations]) for k, i in enumerate(ids.tolist())}
 
     def give_seeds(self, ids: Array, seeds: Sequence[int | None]) -> None:
         """The caller gives envs a seed; their restarts count anew from here."""
@@ -362,8 +370,11 @@ class Recovery:
 
     def _was_over(self, env_id: int) -> bool:
         """Whether the step at hand is one that resets the env (autoreset next_step)."""
-        plane = self._x.port.previous_plane(env_id)
-        return self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id])
+        port = self._x.port
+        previous = port.previous_plane(env_id)
+        if previous == port.plane_of(env_id):
+            return self._next_step and self._before[env_id][0]
+        return self._next_step and bool(self._terminated[previous, env_id] or self._truncated[previous, env_id])
 
     def _lost_idle(self, env_id: int, error: WorkerError, dropped: bool) -> None:
         """An env that owes nothing was lost with its worker. `dropped`: that costs a loss row, else an error."""
@@ -389,8 +400,11 @@ class Recovery:
         self._terminated[plane, env_id], self._truncated[plane, env_id] = False, True
         disabled = not (self._same_step or self._next_step)
         self._flags[plane, env_id] = _port.ROW_NEEDS_RESET if disabled else 0
-        for source, target in zip(self._obs, self._lost_to, strict=True):
-            target[plane, env_id] = source[previous, env_id]
+        last = [rows[previous, env_id] for rows in self._obs]
+        if previous == plane:
+            last = self._before[env_id][1]
+        for source, target in zip(last, self._lost_to, strict=True):
+            target[plane, env_id] = source
         self.losses[env_id] = why
         self.counts["losses"] += 1
         if self._same_step:

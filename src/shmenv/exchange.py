@@ -157,7 +157,7 @@ class Exchange:
                 raise error
 
     def _tell(self, error: WorkerError) -> NoReturn:
-        """Raise an error for envs that were idle or called; it stands for the answers that the same end has cost, too."""
+        """Raise an error for envs that were idle or called, and for the answers that the same end has cost."""
         self._troubles = [trouble for trouble in self._troubles if trouble[0] is not error]
         self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
         raise error

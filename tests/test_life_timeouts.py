@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs import ScriptedEnv, act, actions
-from support import eventually
+from support import eventually, settled
 
 import shmenv
 
@@ -56,6 +57,7 @@ def test_an_idle_worker_that_is_stopped_is_killed_once_it_is_asked_for_something
 ) -> None:
     pool = make_pool([ScriptedEnv] * 2, num_workers=2, step_timeout=LIMIT, on_error=policy)
     pool.reset()
+    eventually(lambda: settled(pool, 0))
     os.kill(pool.stats()["workers"][0]["pid"], signal.SIGSTOP)
     begin = time.monotonic()
     while time.monotonic() - begin < 2 * LIMIT:  # not while nobody wants anything of it
@@ -74,6 +76,7 @@ def test_an_idle_worker_that_is_stopped_is_killed_once_it_is_asked_for_something
 def test_a_stopped_worker_that_is_called_is_killed_too(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 2, num_workers=2, step_timeout=LIMIT)
     pool.reset()
+    eventually(lambda: settled(pool, 0))
     os.kill(pool.stats()["workers"][0]["pid"], signal.SIGSTOP)
     with pytest.raises(shmenv.WorkerTimeoutError, match="did not take up a command"):
         pool.call("where")
@@ -143,3 +146,21 @@ def test_the_timeout_of_a_step_is_no_timeout_of_recv(make_pool: MakePool) -> Non
     batch = pool.recv(timeout=30)
     assert batch.env_id.tolist() == [0] and "step_timeout" in batch.info[0]["error"]
     eventually(lambda: pool.stats()["workers"][0]["alive"])
+
+
+def test_a_worker_stopped_at_any_moment_is_late_once_it_is_asked_for_something(make_pool: MakePool) -> None:
+    """Covers one that is stopped between its answer and its wait for the next command."""
+    pool = make_pool(
+        [ScriptedEnv] * 2, num_workers=1, on_error="restart", restart_period=0.0, step_timeout=0.1, reset_timeout=0.1
+    )
+    pool.reset()
+    for k in range(8):
+        pid = pool.stats()["workers"][0]["pid"]
+        pool.send(actions(2))
+        timer = threading.Timer(k * 0.00005, os.kill, (pid, signal.SIGSTOP))
+        timer.start()
+        while pool.pending:
+            pool.recv(min_envs=1, timeout=20)
+        timer.join()
+        pool.step(actions(2))
+        pool.reset()

@@ -48,7 +48,7 @@ cdef extern from "channel.h" nogil:
         uint64_t parks
     ctypedef struct shm_worker:
         pass
-    const int SHM_INTERRUPTED, SHM_STEP
+    const int SHM_INTERRUPTED, SHM_STEP, SHM_IDLE
     const uint32_t SHM_QUIT
     const int64_t INT64_MAX
     int64_t os_now_ns()
@@ -201,6 +201,8 @@ cdef class Loop:
                 self.answered[k] = n
                 shm_respond(&self.rsp[k], n)  # commit point
                 shm_post(self.results, 1)
+                if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
+                    shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if busy:
                 continue
             if shm_order(self.me) == SHM_QUIT:

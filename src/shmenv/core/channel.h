@@ -48,7 +48,8 @@ static inline int64_t shm_due(shm_worker *w, const int64_t *limits, int64_t shor
         if (bell == (uint32_t)(*doing >> 32))
             return now + shortest;
     }
-    return (int64_t)SHM_LOAD(phase == SHM_IDLE ? &w->rung_ns : &w->since_ns, relaxed) + limits[phase];
+    int64_t since = (int64_t)SHM_LOAD(&w->since_ns, relaxed), rung = (int64_t)SHM_LOAD(&w->rung_ns, relaxed);
+    return (phase == SHM_IDLE && rung > since ? rung : since) + limits[phase];
 }
 static inline uint32_t shm_order(shm_worker *w) {
     return SHM_LOAD(&w->order, relaxed); /* the bell that follows an order brings it */

@@ -407,3 +407,22 @@ def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_handler_may_close_the_pool_at_any_instant_of_a_call(make_pool: MakePool) -> None:
+    rng, closed = random.Random(0), 0
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        while closed < 30:
+            pool = make_pool([ScriptedEnv] * 2, num_workers=2)
+            pool.reset()
+            signal.signal(signal.SIGALRM, lambda number, frame, pool=pool: pool.close())
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3))
+            with pytest.raises(shmenv.ClosedError):
+                while True:
+                    pool.call("where")
+                    pool.step(actions(2))
+            closed += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

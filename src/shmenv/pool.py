@@ -503,6 +503,8 @@ class Pool:
             exchange.put_payloads(order, payloads * len(order) if len(payloads) == 1 else payloads)
             exchange.ask(ids)
             answers = {i: exchange.calls.read(i) for i in ids.tolist()}
+            if exchange.closing:  # by a signal handler just now, perhaps before they were read
+                raise ClosedError("the pool was closed while this call waited")
             for i, (record, status) in answers.items():
                 if status:
                     raise exchange.env_error(i, "call", record, f"It was asked for {name!r}. Env and worker go on.")

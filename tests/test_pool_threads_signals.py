@@ -383,9 +383,14 @@ def test_a_program_may_end_while_a_thread_waits(start_script: Callable[..., Scri
 def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make_pool: MakePool) -> None:
     rng = random.Random(mode)
     pool = make_pool([lambda: ScriptedEnv(length=7)] * 4, num_workers=2, autoreset=mode, on_error=policy)
+
+    def send_and_recv() -> None:
+        pool.send(actions(4))
+        pool.recv(min_envs=2)
+
     uses: list[Callable[[], object]] = [
         lambda: pool.step(actions(4)),
-        lambda: (pool.send(actions(4)), pool.recv(min_envs=2)),
+        send_and_recv,
         lambda: pool.call("where"),
         lambda: pool.reset(env_id=[1, 2]),
     ]
@@ -410,19 +415,18 @@ def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make
 
 
 def test_a_signal_handler_may_close_the_pool_at_any_instant_of_a_call(make_pool: MakePool) -> None:
-    rng, closed = random.Random(0), 0
-    before = signal.getsignal(signal.SIGALRM)
+    rng, pools = random.Random(0), list[shmenv.Pool]()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: pools[-1].close())
     try:
-        while closed < 30:
+        while len(pools) < 30:
             pool = make_pool([ScriptedEnv] * 2, num_workers=2)
             pool.reset()
-            signal.signal(signal.SIGALRM, lambda number, frame, pool=pool: pool.close())
+            pools.append(pool)
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3))
             with pytest.raises(shmenv.ClosedError):
                 while True:
                     pool.call("where")
                     pool.step(actions(2))
-            closed += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

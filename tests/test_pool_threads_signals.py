@@ -394,6 +394,9 @@ def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make
         lambda: pool.call("where"),
         lambda: pool.reset(env_id=[1, 2]),
     ]
+    for use in uses:  # what numpy imports when it is first used shall not be interrupted
+        pool.reset()
+        use()
     before = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     interrupted = 0
     try:

@@ -19,7 +19,7 @@ from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
 from shmenv.segment import Segment, Spill
 from shmenv.starting import interrupts_held
-from shmenv.supervisor import Handle, Supervisor
+from shmenv.supervisor import Handle, Supervisor, env_error
 from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
@@ -451,13 +451,5 @@ class Exchange:
         what = f"raised in {command}{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}"
         if remote.type_name == MISFIT:
             what = f"returned from {command}{self.recovery.seed_text(env_id)} what does not fit: {remote.message}"
-        error = EnvError(
-            f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) {what}\n{advice}\n\n{remote.traceback_text}",
-            env_id=env_id,
-            worker_id=handle.worker_id,
-            command=command,
-            type_name=remote.type_name,
-            traceback_text=remote.traceback_text,
-        )
-        error.__cause__ = remote.exception
-        return error
+        text = f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) {what}\n{advice}"
+        return env_error(handle, env_id, command, text, remote)

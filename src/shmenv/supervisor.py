@@ -232,16 +232,7 @@ class Supervisor:
 
     def _env_error(self, handle: Handle, env_id: int, command: str, where: str, record: bytes) -> EnvError:
         remote = codec.load_error(record)
-        error = EnvError(
-            f"{where}: {remote.type_name}: {remote.message}\n\n{remote.traceback_text}",
-            env_id=env_id,
-            worker_id=handle.worker_id,
-            command=command,
-            type_name=remote.type_name,
-            traceback_text=remote.traceback_text,
-        )
-        error.__cause__ = remote.exception
-        return error
+        return env_error(handle, env_id, command, f"{where}: {remote.type_name}: {remote.message}", remote)
 
     def _start_timed_out(self, waiting: list[Handle]) -> Exception:
         handle = waiting[0]
@@ -506,6 +497,20 @@ class Supervisor:
         except KeyboardInterrupt as interrupt:
             return interrupt
         return None
+
+
+def env_error(handle: Handle, env_id: int, command: str, text: str, remote: codec.RemoteError) -> EnvError:
+    """What an env raised in its worker, as an exception of this process: `text`, then the worker's traceback."""
+    error = EnvError(
+        f"{text}\n\n{remote.traceback_text}",
+        env_id=env_id,
+        worker_id=handle.worker_id,
+        command=command,
+        type_name=remote.type_name,
+        traceback_text=remote.traceback_text,
+    )
+    error.__cause__ = remote.exception
+    return error
 
 
 def exit_text(exitcode: int | None) -> str:

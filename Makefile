@@ -29,7 +29,7 @@ demo: .venv/.built ## step 64 CartPoles and 8 Atari games next to Gymnasium's ve
 	@$(BIN)/python -m shmenv demo $(ARGS)
 
 test: .venv/.built ## run the tests
-	@bash tools/test.sh $(ARGS)
+	@$(BIN)/python tools/test.py $(ARGS)
 
 lint: .venv/.dependencies ## check the style (ruff)
 	@$(BIN)/ruff check $(ARGS) .

@@ -204,6 +204,9 @@ cdef class Loop:
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if busy:
+                now = os_now_ns()
+                shm_account(self.me, now - since, 0, &self.wait)
+                since = now
                 continue
             if shm_order(self.me) == SHM_QUIT:
                 return

@@ -34,7 +34,7 @@ cdef extern from "channel.h" nogil:
     ctypedef struct shm_worker:
         pass
     ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
-    const int SHM_READY, SHM_ALERT, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
+    const int SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
     const uint32_t SHM_QUIT, SHM_CONSTRUCT
     const int64_t INT64_MAX
     int64_t os_now_ns()
@@ -55,8 +55,7 @@ cdef extern from "channel.h" nogil:
 
 RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
 ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE
-ROW_SPILLED, ROW_FINAL_SPILLED, HAS_PAYLOAD = SHM_ROW_SPILLED, SHM_ROW_FINAL_SPILLED, SHM_HAS_PAYLOAD
-READY, ALERT, TIMEOUT, HEARTBEAT = SHM_READY, SHM_ALERT, SHM_TIMEOUT, SHM_HEARTBEAT
+READY, TIMEOUT, HEARTBEAT = SHM_READY, SHM_TIMEOUT, SHM_HEARTBEAT
 FOREVER = INT64_MAX
 SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
 
@@ -242,7 +241,7 @@ cdef class Port:
     def await_answers(self, const uint32_t[::1] ids, uint32_t need, int64_t deadline_ns):
         """Wait until `need` answers are in: of these envs' last commands, or (None) of what is owed to the caller.
 
-        Blocks: without the GIL, until then (READY), an alert (ALERT: acknowledge it and look why), the deadline in
+        Blocks: without the GIL, until then (READY), an alert (another value: acknowledge it and look why), the deadline in
         CLOCK_MONOTONIC nanoseconds (TIMEOUT; FOREVER and 0 are such deadlines), or a heartbeat (HEARTBEAT). Ctrl-C
         raises KeyboardInterrupt; nothing is lost by it.
         """

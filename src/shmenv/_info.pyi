@@ -8,7 +8,7 @@ def pack_info(info: Any) -> bytes:
     Called by: the worker.
 
     Args:
-        info: what the env returned. Dicts with text keys become typed entries, anything else one pickle.
+        info: what the env returned. Dicts with text keys become typed entries, other dicts a pickle.
 
     Returns:
         The record; b"" for an empty dict.
@@ -17,10 +17,17 @@ def pack_info(info: Any) -> bytes:
         TypeError: a value cannot be pickled. The text names its key.
     """
 
+def pack_object(value: Any) -> bytes:
+    """Pack an object of any kind: numbers, texts and arrays typed, anything else a pickle. Begins with b"V".
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+
 def unpack_info(record: bytes) -> Any:
     """Unpack a record: the same values of the same types, arrays fresh, writable and in C order.
 
-    Called by: the manager, with its own copy of what a worker wrote.
+    Called by: the manager, with its own copy of what a worker wrote; the worker, with a copy of an action.
 
     Raises:
         ValueError: the record is damaged, or a class in it is unknown in this process.

@@ -1,7 +1,8 @@
-"""Info dicts as compact records: packed by the worker in one pass, unpacked by the manager when somebody looks.
+"""Info dicts, and objects of any kind, as compact records: packed in one pass, unpacked when somebody looks.
 
-A record is b"" for an empty dict; else one byte, 'D' for a dict or 'P' for a pickle of anything else. A dict's entries
-follow until the end: kind (1 byte), length of the key (4), the key as UTF-8, the value by its kind:
+A record is b"" for an empty dict; else one byte, 'D' for a dict, 'V' for any object, or 'P' for a pickle. A dict's
+entries follow until the end: kind (1 byte), length of the key (4), the key as UTF-8, the value by its kind; behind a 'V'
+stand the kind and the value of the one object:
 
     none false true   nothing
     int float         8 bytes
@@ -52,6 +53,9 @@ cdef dict TYPES = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQef
 cdef dict NUMBER_OF_TYPE = {dtype.type: number for number, dtype in TYPES.items()}
 cdef dict NUMBER_OF_FORMAT = {memoryview(np.empty(1, dtype)).format.encode(): number for number, dtype in TYPES.items()}
 cdef object ARRAY_TYPE = np.ndarray
+cdef object INT64 = np.int64, FLOAT64 = np.float64
+cdef uint8_t INT64_CODE = np.dtype(np.int64).num, FLOAT64_CODE = np.dtype(np.float64).num
+cdef list SMALL_INT64 = [np.int64(i) for i in range(256)]  # immutable, so each record may unpack into the same ones
 
 
 cdef struct Record:
@@ -93,8 +97,11 @@ cdef inline int put_sized(Record *record, const void *data, uint64_t size) excep
 
 
 cdef int put_entry(Record *record, uint8_t kind, const char *key, uint32_t key_size) except -1:
-    cdef char *to = grow(record, 5 + key_size)
+    """Puts what stands before a value: kind and key, or the kind alone where the key is NULL."""
+    cdef char *to = grow(record, 1 if key == NULL else 5 + key_size)
     to[0] = <char>kind
+    if key == NULL:
+        return 0
     memcpy(to + 1, &key_size, 4)
     memcpy(to + 5, key, key_size)
     return 0
@@ -146,15 +153,8 @@ cdef bint put_nested(Record *record, dict value, const char *key, uint32_t key_s
 
 cdef bint put_dict(Record *record, dict info, int depth) except -1:
     """Puts a record. False: keys or depth call for a pickle, and what was put has to be taken back."""
-    cdef Py_ssize_t key_size, size
+    cdef Py_ssize_t key_size
     cdef const char *key
-    cdef const char *text
-    cdef long long number
-    cdef int overflow
-    cdef double real
-    cdef uint8_t code
-    cdef bytes pickled
-    cdef Py_buffer view
     if depth > DEEPEST:
         return False
     if not info:
@@ -169,69 +169,94 @@ cdef bint put_dict(Record *record, dict info, int depth) except -1:
             return False
         if key_size > 0xFFFFFFFF:
             return False
-        kind = type(value)
-        if kind is float:
-            put_entry(record, FLOAT, key, key_size)
-            real = PyFloat_AS_DOUBLE(value)
-            put(record, &real, 8)
-            continue
-        if kind is int:
-            number = PyLong_AsLongLongAndOverflow(value, &overflow)
-            if overflow == 0:
-                put_entry(record, INT, key, key_size)
-                put(record, &number, 8)
-                continue
-        elif value is None:
-            put_entry(record, NONE, key, key_size)
-            continue
-        elif kind is bool:
-            put_entry(record, TRUE if value else FALSE, key, key_size)
-            continue
-        elif kind is str:
+        if not put_value(record, value, key, key_size, depth):
             try:
-                text = PyUnicode_AsUTF8AndSize(value, &size)
-            except UnicodeEncodeError:
-                pass
-            else:
-                put_entry(record, TEXT, key, key_size)
-                put_sized(record, text, size)
-                continue
-        elif kind is bytes:
-            put_entry(record, BYTES, key, key_size)
-            put_sized(record, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
-            continue
-        elif kind is ARRAY_TYPE:
-            if put_array(record, value, key, key_size):
-                continue
-        elif kind is dict:
-            if put_nested(record, value, key, key_size, depth):
-                continue
-        else:
-            found = NUMBER_OF_TYPE.get(kind)
-            if found is not None:
-                code = found
-                put_entry(record, SCALAR, key, key_size)
-                put(record, &code, 1)
-                PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS)
-                try:
-                    put(record, view.buf, view.len)
-                finally:
-                    PyBuffer_Release(&view)
-                continue
-        try:
-            pickled = codec.dump(value)
-        except TypeError as error:
-            raise TypeError(f"info[{name!r}]: {error}") from error
-        put_entry(record, PICKLE, key, key_size)
-        put_sized(record, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
+                put_pickle(record, value, key, key_size)
+            except TypeError as error:
+                raise TypeError(f"info[{name!r}]: {error}") from error
     return True
+
+
+cdef bint put_value(Record *record, object value, const char *key, uint32_t key_size, int depth) except -1:
+    """Puts a value of one of the kinds but pickles. False: it is of none, nothing was put."""
+    cdef Py_ssize_t size
+    cdef const char *text
+    cdef long long number
+    cdef int overflow
+    cdef double real
+    cdef uint8_t code
+    cdef Py_buffer view
+    kind = type(value)
+    if kind is float:
+        put_entry(record, FLOAT, key, key_size)
+        real = PyFloat_AS_DOUBLE(value)
+        put(record, &real, 8)
+    elif kind is int:
+        number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow != 0:
+            return False
+        put_entry(record, INT, key, key_size)
+        put(record, &number, 8)
+    elif value is None:
+        put_entry(record, NONE, key, key_size)
+    elif kind is bool:
+        put_entry(record, TRUE if value else FALSE, key, key_size)
+    elif kind is str:
+        try:
+            text = PyUnicode_AsUTF8AndSize(value, &size)
+        except UnicodeEncodeError:
+            return False
+        put_entry(record, TEXT, key, key_size)
+        put_sized(record, text, size)
+    elif kind is bytes:
+        put_entry(record, BYTES, key, key_size)
+        put_sized(record, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    elif kind is ARRAY_TYPE:
+        return put_array(record, value, key, key_size)
+    elif kind is dict:
+        return put_nested(record, value, key, key_size, depth)
+    else:
+        found = NUMBER_OF_TYPE.get(kind)
+        if found is None:
+            return False
+        code = found
+        put_entry(record, SCALAR, key, key_size)
+        put(record, &code, 1)
+        PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS)
+        try:
+            put(record, view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+    return True
+
+
+cdef int put_pickle(Record *record, object value, const char *key, uint32_t key_size) except -1:
+    cdef bytes pickled = codec.dump(value)
+    put_entry(record, PICKLE, key, key_size)
+    return put_sized(record, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
+
+
+def pack_object(value):
+    """Pack an object of any kind into a record that is never empty and begins with b"V"."""
+    cdef Record record
+    record.data = record.inline_data
+    record.size = 0
+    record.capacity = INLINE
+    try:
+        put(&record, b"V", 1)
+        if not put_value(&record, value, NULL, 0, 0):
+            put_pickle(&record, value, NULL, 0)
+        return PyBytes_FromStringAndSize(record.data, record.size)
+    finally:
+        if record.data != record.inline_data:
+            PyMem_Free(record.data)
 
 
 def pack_info(info):
     """Pack an info into a record."""
     cdef Record record
     if type(info) is not dict:
-        return b"P" + codec.dump(info)
+        return pack_object(info)
     if not <dict>info:
         return b""
     record.data = record.inline_data
@@ -302,6 +327,23 @@ cdef object take_array(Cursor *cursor):
     return array
 
 
+cdef object take_scalar(Cursor *cursor):
+    cdef uint8_t code = <uint8_t>take(cursor, 1)[0]
+    cdef int64_t number
+    cdef double real
+    cdef Py_ssize_t size
+    if code == INT64_CODE:  # by far the commonest: an action of a Discrete space
+        memcpy(&number, take(cursor, 8), 8)
+        return SMALL_INT64[number] if 0 <= number < 256 else INT64(number)
+    if code == FLOAT64_CODE:
+        memcpy(&real, take(cursor, 8), 8)
+        return FLOAT64(real)
+    cursor.at -= 1
+    dtype = take_dtype(cursor)
+    size = dtype.itemsize
+    return np.frombuffer(PyBytes_FromStringAndSize(take(cursor, size), size), dtype)[0]
+
+
 cdef object take_pickle(Cursor *cursor, uint64_t size):
     cdef const char *data = take(cursor, size)
     try:
@@ -328,9 +370,7 @@ cdef object take_value(Cursor *cursor, uint8_t kind, int depth):
         memcpy(&real, take(cursor, 8), 8)
         return real
     if kind == SCALAR:
-        dtype = take_dtype(cursor)
-        size = dtype.itemsize
-        return np.frombuffer(PyBytes_FromStringAndSize(take(cursor, size), size), dtype)[0]
+        return take_scalar(cursor)
     if kind == ARRAY:
         return take_array(cursor)
     if kind > PICKLE:
@@ -395,6 +435,12 @@ def unpack_info(bytes record not None):
     if cursor.at != cursor.end and cursor.at[0] == b"P":
         take(&cursor, 1)
         return take_pickle(&cursor, cursor.end - cursor.at)
+    if cursor.at != cursor.end and cursor.at[0] == b"V":
+        take(&cursor, 1)
+        value = take_value(&cursor, <uint8_t>take(&cursor, 1)[0], 0)
+        if cursor.at != cursor.end:
+            raise ValueError("damaged info record: bytes behind the value")
+        return value
     return take_dict(&cursor, 0)
 
 

@@ -92,7 +92,7 @@ cdef class Loop:
     answered; killed after it, it has.
     """
 
-    cdef object worker, segment, actions, observations, final_observations, spill_note
+    cdef object worker, segment, actions, payload, observations, final_observations, spill_note
     cdef list steps, normalize, action_rows, binders
     cdef shm_worker *me
     cdef shm_semaphore *results
@@ -139,7 +139,7 @@ cdef class Loop:
         self.reward = <double *>(base + <size_t>at["reward"]) if worker.reward_shape == () else NULL
         self.terminated = <uint8_t *>(base + <size_t>at["terminated"])
         self.truncated = <uint8_t *>(base + <size_t>at["truncated"])
-        self.actions, self.spill_note = worker.actions.read, worker.spill_note
+        self.actions, self.payload, self.spill_note = worker.actions.read, worker.payload, worker.spill_note
         self.observations, self.final_observations = worker.observations.write, worker.final_observations
         # Fast ways for the two commonest actions, Discrete and Box; everything else goes through the reader.
         self.discrete, self.action_rows = NULL, None
@@ -236,7 +236,7 @@ cdef class Loop:
         command = "step"
         try:
             if word & SHM_HAS_PAYLOAD:
-                action = self.actions(env_id, self.worker.payload(env_id))
+                action = self.actions(env_id, self.payload(env_id))
             elif self.discrete != NULL:
                 choice = (<int64_t *>self.discrete)[env_id]
                 action = small_int64[choice] if 0 <= choice < 256 else int64(choice)

@@ -8,15 +8,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shmenv import codec
+from shmenv._info import pack_object, unpack_info
 from shmenv.errors import UsageError
 from shmenv.fit import NUMBER_KINDS, MisfitError, as_array, fit, is_tensor
-from shmenv.layout import ArrayNode, DictNode, Node, Path, TupleNode, assemble, leaves, path_text
+from shmenv.layout import ArrayNode, DictNode, Node, ObjectNode, Path, TupleNode, assemble, leaves, path_text
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 
-# First byte of a payload, before the pickle.
-LEAVES = b"L"  # the object leaves of one action, a list in the space's order
-WHOLE = b"W"  # one action that is no value of the space; its rows mean nothing
+# A payload is the record of one whole action, whose rows mean nothing, or this byte and the pickled list of its leaves
+# that are objects, in the space's order.
+LEAVES = b"L"
 
 
 class ActionWriter:
@@ -83,12 +84,14 @@ class ActionWriter:
         return payloads
 
     def _payloads(self, columns: list[Any], whole: dict[int, Any], n: int) -> list[bytes] | None:
+        if isinstance(self._node, ObjectNode):
+            return list(map(pack_object, columns[0]))
         if not self._object_at and not whole:
             return None
         payloads = []
         for index in range(n):
             if index in whole:
-                payloads.append(WHOLE + codec.dump(whole[index]))
+                payloads.append(pack_object(whole[index]))
             elif self._object_at:
                 payloads.append(LEAVES + codec.dump([columns[k][index] for k in self._object_at]))
             else:
@@ -125,8 +128,8 @@ class ActionReader:
         Returns:
             The env's own: fresh arrays and scalars, no view of shared memory.
         """
-        if payload[:1] == WHOLE:
-            return codec.load(memoryview(payload)[1:])
+        if payload and payload[:1] != LEAVES:
+            return unpack_info(payload)
         if self._is_array:
             return self._leaves[0](env_id)  # type: ignore[misc]  # an array leaf has its reader
         objects = iter(codec.load(memoryview(payload)[1:])) if payload else iter(())
@@ -147,6 +150,8 @@ def _read(node: Node, action: Any, n: int) -> tuple[list[Any], dict[int, Any]]:
     if _is_batch(node, action):
         return list(_batches(node, action, n, ())), {}
     singles = _singles(node, action, n)
+    if isinstance(node, ObjectNode):
+        return [singles], {}
     if isinstance(node, ArrayNode) and node.dtype.kind in NUMBER_KINDS:
         try:
             return [fit(singles, node.dtype, (n, *node.shape))], {}

@@ -14,7 +14,7 @@ from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.info import Infos
 from shmenv.observation import ObservationError
-from shmenv.plan import NOTE_BYTES, Mail, Plan
+from shmenv.plan import NOTE_BYTES, Plan
 from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
 from shmenv.segment import Segment, Spill
@@ -65,7 +65,7 @@ class Exchange:
             heartbeat_ns=HEARTBEAT_NS,
         )
         self.closing = False
-        self.inbound, self.calls = Mail(plan, "inbound", buffer, spill), Mail(plan, "call", buffer, spill)
+        self.inbound, self.calls = plan.mail("inbound", buffer, spill), plan.mail("call", buffer, spill)
         self.actions = ActionWriter(plan.action_node, plan.rows("action", buffer), n)
         self.all_ids = np.arange(n, dtype=np.uint32)
         self._copy, self._debug, self._recycles = copy, debug, policy.recycle_after is not None
@@ -238,13 +238,7 @@ class Exchange:
         free = [plane for plane in range(planes) if not (self._viewed == plane).any()]
         return free[0] if free else -1
 
-    def put_payloads(self, ids: Array, payloads: Sequence[bytes] | None) -> None:
-        """Lay down what does not fit the arrays, before the command that hands it over."""
-        for i, payload in zip(ids.tolist(), payloads or (), strict=False):
-            if payload:
-                self.inbound.write(i, payload)
-
-    def command(self, ids: Array | None, code: int, payloads: Sequence[bytes] | None, plane: int = -1) -> None:
+    def command(self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int = -1) -> None:
         """Send a step or a reset whose answers the caller gets. ids None: all envs."""
         if not self.recovery.quiet:
             ids, payloads, plane = self._around_troubles(ids, code, payloads, plane)
@@ -257,15 +251,15 @@ class Exchange:
             self._viewed[...] = -1 if self._copy else self._plane
             self._plane = -1
         if payloads is not None:
-            self.put_payloads(self.all_ids if ids is None else ids, payloads)
+            self.inbound.write_all(ids, payloads)
         if self._debug:
             self._poison(self.all_ids if ids is None else ids, plane)
         if ids is None or len(ids):
             self.port.command(ids, code, plane, True, payloads)
 
     def _around_troubles(
-        self, ids: Array | None, code: int, payloads: Sequence[bytes] | None, plane: int
-    ) -> tuple[Array | None, Sequence[bytes] | None, int]:
+        self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int
+    ) -> tuple[Array | None, list[bytes] | None, int]:
         chosen = self.all_ids if ids is None else ids
         if code == _port.RESET:
             return ids, self.recovery.begin_resets(chosen, payloads), plane

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmenv import _port
+from shmenv._port import Mail
 from shmenv.layout import ArrayNode, Layout, Node, leaves
 
 NOTE_BYTES = 1024  # side area of a row: an info of some twenty numbers fits; longer ones go to the spill
@@ -76,9 +77,12 @@ class Plan:
         """The region of a row's side area."""
         return self.regions_for(env_id, self.planes) + 2 * plane + final
 
-    def mail_region(self, env_id: int, name: str) -> int:
-        """The region of an env's "inbound" payload or "call" answer."""
-        return self.regions_for(env_id, self.planes) + 2 * self.planes + (name == "call")
+    def mail(self, name: str, buffer: Any, spill: Any) -> Mail:
+        """The "inbound" payloads to the envs, or the answers to a "call" from them."""
+        behind_notes = 2 * self.planes + (name == "call")
+        regions = [self.regions_for(env_id, self.planes) + behind_notes for env_id in range(self.num_envs)]
+        heads, notes = (self.layout.offset(f"{name}_{part}") for part in ("heads", "notes"))
+        return Mail(buffer, heads, notes, regions, spill, note_bytes=NOTE_BYTES)
 
     def places(self, worker_id: int | None = None) -> dict[str, int]:
         """Offsets, for the compiled modules: of the fields all share, or of one worker's own too."""
@@ -113,43 +117,6 @@ class Plan:
         """What the memory is for, in words, for the error that says there is too little of it."""
         largest = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in self.layout.largest(3))
         return f"{self.num_envs} envs with slots={self.planes} (largest: {largest})"
-
-
-class Mail:
-    """Payloads that fit no array, one an env: written by one side before the store that hands the env over.
-
-    Called by: the manager writes "inbound" and reads "call"; the env's worker the other way round. Shorter ones lie in
-    the segment, longer ones in the spill; which, is told by the length.
-    """
-
-    def __init__(self, plan: Plan, name: str, buffer: Any, spill: Any) -> None:
-        self._heads = plan.array(f"{name}_heads", buffer)
-        self._notes = plan.array(f"{name}_notes", buffer)
-        self._regions = [plan.mail_region(env_id, name) for env_id in range(plan.num_envs)]
-        self._spill = spill
-
-    def write(self, env_id: int, payload: bytes, status: int = 0) -> None:
-        """Put a payload and a status of the caller's choice."""
-        if len(payload) > NOTE_BYTES:
-            self._spill.write(self._regions[env_id], payload)
-        else:
-            self._notes[env_id, : len(payload)] = np.frombuffer(payload, np.uint8)
-        self._heads[env_id] = len(payload), status
-
-    def read(self, env_id: int) -> tuple[bytes, int]:
-        """The payload and its status. The length was written by another process: it is copied once, then used."""
-        length, status = self._heads[env_id].tolist()
-        if length > NOTE_BYTES:
-            return self._spill.read(self._regions[env_id], length), status
-        return self._notes[env_id, :length].tobytes(), status
-
-    def clear(self) -> None:
-        """Forget all payloads."""
-        self._heads[...] = 0
-
-    def statuses(self) -> list[int]:
-        """The status of each env."""
-        return [int(status) for status in self._heads[:, 1]]
 
 
 def array_leaves(node: Node) -> list[ArrayNode]:

@@ -500,9 +500,9 @@ class Pool:
             exchange.check_not_lost(ids)
             exchange.check_told(ids)
             exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
-            exchange.put_payloads(order, payloads * len(order) if len(payloads) == 1 else payloads)
+            exchange.inbound.write_all(order, payloads * len(order) if len(payloads) == 1 else payloads)
             exchange.ask(ids)
-            answers = {i: exchange.calls.read(i) for i in ids.tolist()}
+            answers = {i: (exchange.calls.read(i), exchange.calls.status(i)) for i in ids.tolist()}
             if exchange.closing:  # by a signal handler just now, perhaps before they were read
                 raise ClosedError("the pool was closed while this call waited")
             for i, (record, status) in answers.items():
@@ -576,9 +576,9 @@ class Pool:
                 turn.wait()
             exchange.calls.clear()
             self._workers.stop()
-            for i, status in enumerate(exchange.calls.statuses()):
-                if status:
-                    remote = codec.load_error(exchange.calls.read(i)[0])
+            for i in range(self._num_envs):
+                if exchange.calls.status(i):
+                    remote = codec.load_error(exchange.calls.read(i))
                     text = "env %d raised in close: %s: %s\n%s"
                     logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
         finally:  # also when Ctrl-C ends it early

@@ -12,10 +12,10 @@ import numpy as np
 
 from shmenv import _port, codec
 from shmenv._info import pack_info, unpack_info
-from shmenv._port import Port
+from shmenv._port import Mail, Port
 from shmenv.batch import Array
 from shmenv.errors import ShmenvError, WorkerError
-from shmenv.plan import Mail, Plan
+from shmenv.plan import Plan
 from shmenv.supervisor import FIRST_DELAY, RECYCLED, Handle, Supervisor
 from shmenv.worker import CONSTRUCT
 
@@ -177,7 +177,7 @@ class Recovery:
         seed, lives = self.seeds[env_id], self._lives[env_id]
         return "" if seed is None else f" (last seed {seed + lives * self._x.plan.num_envs})"
 
-    def begin_resets(self, ids: Array, payloads: Sequence[bytes] | None) -> Sequence[bytes] | None:
+    def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> list[bytes] | None:
         """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
         chosen = list(payloads) if payloads is not None else [b""] * len(ids)
         for k, i in enumerate(ids.tolist()):

@@ -18,13 +18,14 @@ import numpy as np
 
 from shmenv import _memory, _port, codec
 from shmenv._loop import Loop
+from shmenv._port import Mail
 from shmenv.action import ActionReader
 from shmenv.cpu import limit_threads
 from shmenv.fit import as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
 from shmenv.observation import ObservationWriter
-from shmenv.plan import AUTORESET_MODES, NOTE_BYTES, Mail, Plan
+from shmenv.plan import AUTORESET_MODES, NOTE_BYTES, Plan
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # prints all stacks to the log; a real-time signal, since envs may use SIGUSR1 and 2
@@ -225,8 +226,8 @@ class Worker:
         setup.segment.attach()
         buffer = setup.segment.buffer
         self._plan, self._spill = plan, setup.spill
-        self._inbound = Mail(plan, "inbound", buffer, setup.spill)
-        self.calls = Mail(plan, "call", buffer, setup.spill)
+        self.payload = plan.mail("inbound", buffer, setup.spill).read  # what came with a command beside the arrays
+        self.calls = plan.mail("call", buffer, setup.spill)
         obs_rows, action_rows = plan.rows("obs", buffer), plan.rows("action", buffer)
         self.actions = ActionReader(plan.action_node, action_rows)
         self.observations = ObservationWriter(plan.obs_node, obs_rows, setup.strict_dtype)
@@ -271,10 +272,6 @@ class Worker:
         return binders if any(binders) else None
 
     # -- what the loop calls
-
-    def payload(self, env_id: int) -> bytes:
-        """What came with a command beside the arrays."""
-        return self._inbound.read(env_id)[0]
 
     def spill_note(self, env_id: int, plane: int, final: bool, record: bytes) -> None:
         """Put a side area that is too long for its row into the spill."""

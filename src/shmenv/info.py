@@ -40,6 +40,10 @@ class Infos(Sequence[Any]):
         """N rows without any info; the same object for the same n, so a batch without infos costs nothing."""
         return Infos((b"",) * n)
 
+    def is_empty(self) -> bool:
+        """Whether no row has any info."""
+        return not any(self._records)
+
     def __len__(self) -> int:
         return len(self._records)
 

@@ -11,7 +11,6 @@ from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, W
 from shmenv.managed import Orders
 from shmenv.manager_base import EnvState, ManagerBase
 from shmenv.pool import Pool
-from shmenv.timestep import Answer
 
 
 class AsyncSubprocessEnvManager(ManagerBase):
@@ -105,10 +104,15 @@ class AsyncSubprocessEnvManager(ManagerBase):
         self._failures = [error for error in self._failures if error not in told]
         for i in ids:
             self._env_states[i] = EnvState.RESET
-            self._ready_obs.pop(i, None)
-            self._held.pop(i, None)
-            self._doomed.discard(i)
+            self._drop(i)
         self._owed.update(ids)
+
+    def _drop(self, env_id: int) -> None:
+        """Let go of what an env has told."""
+        for table in (self._ready_obs, self._held, self._odd):
+            table.pop(env_id, None)
+        self._ended.discard(env_id)
+        self._doomed.discard(env_id)
 
     # -- the loop
 
@@ -180,9 +184,12 @@ class AsyncSubprocessEnvManager(ManagerBase):
     def _check_ready(self, actions: Any) -> None:
         if not isinstance(actions, Mapping):
             raise UsageError(f"actions must be a dict by env id, not a {type(actions).__name__}")
+        states, run = self._env_states, EnvState.RUN
         for i in actions:
-            state = self._env_states[self._known(i)]
-            if state != EnvState.RUN:
+            if type(i) is int and states.get(i) is run:
+                continue
+            state = states[self._known(i)]
+            if state is not run:
                 hint = {
                     EnvState.STEPPING: "its last timestep is still owed",
                     EnvState.RESET: "wait for it by ready_obs",
@@ -198,14 +205,17 @@ class AsyncSubprocessEnvManager(ManagerBase):
             except WorkerError as error:  # nothing was sent
                 self._fail(error, unsent=True)
                 self._raise_failure()
-        for i in ids:
-            self._env_states[i] = EnvState.STEPPING
+        self._env_states.update(dict.fromkeys(ids, EnvState.STEPPING))
         self._owed.update(ids)
+
+    def _owed_steps(self) -> list[int]:
+        states, stepping = self._env_states, EnvState.STEPPING
+        return [i for i in self._owed if states[i] is stepping]
 
     def _collect(self, asked: list[int], start: float) -> None:
         """Receive until enough timesteps are held."""
         linger = self._cfg.step_wait_timeout
-        while owed := [i for i in self._owed if self._env_states[i] == EnvState.STEPPING]:
+        while owed := self._owed_steps():
             timeout = None
             if linger is None:
                 need = len(self._owed.intersection(asked)) if asked else len(owed)
@@ -213,7 +223,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     return
             else:
                 need = int(min(self._cfg.wait_num, max(1, len(asked)))) - len(self._held)
-                if need <= 0 and not all(map(self._ends, self._held.values())):
+                if need <= 0 and not self._all_over():
                     timeout = start + linger - time.monotonic()
                     if timeout <= 0:
                         return
@@ -221,28 +231,32 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._receive(need, timeout)
             self._raise_failure()
 
-    def _ends(self, answer: Answer) -> bool:
-        return answer.abnormal or (bool(answer.timestep.done) and not self._cfg.reset_inplace)
+    def _all_over(self) -> bool:
+        """Whether no env takes another action after the timesteps that are held."""
+        over = self._odd.keys() if self._cfg.reset_inplace else self._odd.keys() | self._ended
+        return len(over) == len(self._held)
 
     def _deliver(self, pool: Pool, ids: list[int]) -> dict[int, Any]:
         """Take over what the held timesteps say of their envs, start the resets that follow, and return them."""
-        cfg, timesteps, over = self._cfg, {}, []
+        cfg, held, over = self._cfg, self._held, list[int]()
+        timesteps = {i: held.pop(i) for i in ids}
+        if not (self._odd or self._ended or self._doomed):
+            self._env_states.update(dict.fromkeys(ids, EnvState.RUN))
+            return timesteps
         for i in ids:
-            answer = self._held.pop(i)
-            timestep = timesteps[i] = answer.timestep
-            self._ready_obs.pop(i, None)
-            if answer.lost:
+            odd, ended = self._odd.pop(i, None), i in self._ended
+            self._ended.discard(i)
+            if odd is not None and odd.lost:
                 over.append(i)
-            elif answer.abnormal or (i in self._doomed and not timestep.done):
+            elif odd is not None or (i in self._doomed and not ended):
                 self._env_states[i] = EnvState.ERROR
-            elif timestep.done:
+            elif ended:
                 self._env_episode_count[i] += 1
                 if self._env_episode_count[i] >= cfg.episode_num:
                     self._env_states[i] = EnvState.DONE
                 else:
                     over.append(i)
             else:
-                self._ready_obs[i] = answer.obs
                 self._env_states[i] = EnvState.RUN
         if not cfg.auto_reset:
             self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
@@ -267,16 +281,24 @@ class AsyncSubprocessEnvManager(ManagerBase):
         except (EnvError, WorkerError) as error:
             self._fail(error)
             return True
-        for i, answer in self._reader.read(batch):
-            self._owed.discard(i)
-            if answer.error is not None:
-                self._env_states[i] = EnvState.ERROR
-                self._failures.append(self._unreadable(i, answer.error))
-            elif answer.timestep is not None:
-                self._held[i] = answer
+        ids, states = batch.env_id.tolist(), self._env_states
+        observations = self._reader.observations(batch)
+        timesteps, odd = self._reader.timesteps(batch, observations)
+        self._owed.difference_update(ids)
+        self._ready_obs.update(zip(ids, observations, strict=True))  # before the states say that they are there
+        held = dict(zip(ids, timesteps, strict=True))
+        for i in [i for i in ids if states[i] is EnvState.RESET]:
+            states[i] = EnvState.RUN
+            del held[i]
+        for i, what in ((ids[row], what) for row, what in odd.items()):
+            if what.error is None:
+                self._odd[i] = what
             else:
-                self._ready_obs[i] = answer.obs  # before the state says that it is there
-                self._env_states[i] = EnvState.RUN
+                states[i] = EnvState.ERROR
+                self._failures.append(self._unreadable(i, what.error))
+                del held[i]
+        self._ended.update(batch.env_id[batch.terminated | batch.truncated].tolist())
+        self._held.update(held)
         return True
 
     def _unreadable(self, env_id: int, error: ValueError) -> EnvError:
@@ -333,7 +355,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
         return [*(i for i in actions if i in self._held), *sorted(self._held.keys() - actions.keys())]
 
     def _collect(self, asked: list[int], start: float) -> None:
-        while owed := [i for i in self._owed if self._env_states[i] == EnvState.STEPPING]:
+        while owed := self._owed_steps():
             self._receive(len(owed))
             self._raise_failure()
 

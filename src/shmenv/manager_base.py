@@ -18,7 +18,7 @@ from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
 from shmenv.manager_config import Config
 from shmenv.manager_env import EnvProxy, ForwardingError, is_int, wait
 from shmenv.pool import Pool
-from shmenv.timestep import Answer, AnswerReader
+from shmenv.timestep import Odd, TimestepReader
 
 
 class EnvState(IntEnum):
@@ -49,9 +49,11 @@ class ManagerBase(ABC):
         self._env_num = n = len(self._env_fn)
         self._env_states = dict.fromkeys(range(n), EnvState.VOID)
         self._env_episode_count = dict.fromkeys(range(n), 0)
-        self._ready_obs: dict[int, Any] = {}
+        self._ready_obs: dict[int, Any] = {}  # the newest observations; those of envs in RUN are shown
         self._owed: set[int] = set()  # envs with a command whose answer has not come
-        self._held: dict[int, Answer] = {}  # answers that have come for step() to return
+        self._held: dict[int, Any] = {}  # timesteps that have come for step() to return
+        self._odd: dict[int, Odd] = {}  # those of them that are
+        self._ended: set[int] = set()  # those of them that end an episode
         self._failures: list[ShmenvError] = []  # errors that have come for the next call to raise
         self._doomed: set[int] = set()  # envs whose worker has ended since it gave the answer that they still owe
         self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
@@ -180,7 +182,7 @@ class ManagerBase(ABC):
         if pool is not None:
             pool.close()
         self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
-        for kept in (self._owed, self._held, self._failures, self._doomed, self._ready_obs):
+        for kept in (self._owed, self._held, self._odd, self._ended, self._failures, self._doomed, self._ready_obs):
             kept.clear()
 
     def _started(self) -> Pool:
@@ -189,7 +191,7 @@ class ManagerBase(ABC):
         if pool.closed:
             pool.start()
         node = self._describe().obs_node if self._cfg.shared_memory else ObjectNode()
-        self._reader = AnswerReader(node, copies=self._cfg.copy_on_get)
+        self._reader = TimestepReader(node, copies=self._cfg.copy_on_get)
         return pool
 
     def _begun(self, deferred: bool) -> Pool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shmenv import codec
 from shmenv.batch import Batch
+from shmenv.info import Infos
 from shmenv.layout import DictNode, Node, TupleNode
 
 CLASS = ""  # key of a timestep's pickled class in its record; no field is called so
 WHOLE = "timestep"  # key of a timestep that travels in one piece
+RESERVED = frozenset((CLASS, WHOLE, "abnormal"))  # keys that tell a record from the info of a plain step
 
 
 class BaseEnvTimestep(NamedTuple):
@@ -24,26 +27,21 @@ class BaseEnvTimestep(NamedTuple):
     info: Any
 
 
-class Answer(NamedTuple):
-    """What an env has answered.
+class Odd(NamedTuple):
+    """What is odd about an answer to a step.
 
     Attributes:
-        obs: its observation, as the space declares it.
-        timestep: what its `step` returned; None for a reset.
-        abnormal: the timestep's info says so.
-        lost: the timestep was made by shmenv, in place of one that was lost with its worker or by an error.
-        error: the answer cannot be read here; then nothing else counts.
+        lost: the timestep was made by shmenv, in place of one that was lost with its worker or by an error. Otherwise
+            the env's own info says that it is abnormal.
+        error: it cannot be read here; then nothing else counts.
     """
 
-    obs: Any
-    timestep: Any = None
-    abnormal: bool = False
     lost: bool = False
     error: ValueError | None = None
 
 
-class AnswerReader:
-    """Takes batches apart into one answer an env."""
+class TimestepReader:
+    """Takes batches apart into observations and timesteps."""
 
     def __init__(self, node: Node, copies: bool) -> None:
         """Prepare for observations of one structure.
@@ -55,35 +53,54 @@ class AnswerReader:
         self._node, self._copies = node, copies
         self._classes: dict[bytes, Any] = {b"": BaseEnvTimestep}
 
-    def read(self, batch: Batch) -> Iterator[tuple[int, Answer]]:
-        """The answers of a batch by env id, ascending."""
-        for row, env_id in enumerate(batch.env_id.tolist()):
-            try:
-                yield env_id, self._answer(batch.info[row], self._take(self._node, batch.obs, row))
-            except ValueError as error:  # the record holds a class that this process does not know
-                yield env_id, Answer(None, error=error)
+    def observations(self, batch: Batch) -> list[Any]:
+        """The observation in each row, as the space declares it."""
+        return self._rows(self._node, batch.obs, len(batch))
 
-    def _answer(self, record: dict[str, Any], obs: Any) -> Answer:
-        if not record:
-            return Answer(obs)
-        if CLASS in record:  # the worker has seen that it is not abnormal
-            cls = self._class(record[CLASS])
-            return Answer(obs, cls._make([obs if name == "obs" else record[name] for name in cls._fields]))
+    def _rows(self, node: Node, obs: Any, n: int) -> list[Any]:
+        if type(obs) is np.ndarray:
+            is_view = obs.ndim > 1 or obs.dtype.kind == "V"  # a record's scalar is a view, too; others are values
+            return [row.copy() for row in obs] if self._copies and is_view else list(obs)
+        if isinstance(node, DictNode):
+            keys = [key for key, _ in node.items]
+            columns = [self._rows(item, obs[key], n) for key, item in node.items]
+            return [{key: column[row] for key, column in zip(keys, columns, strict=True)} for row in range(n)]
+        if isinstance(node, TupleNode):
+            columns = [self._rows(item, part, n) for item, part in zip(node.items, obs, strict=True)]
+            return [tuple(column[row] for column in columns) for row in range(n)]
+        return list(obs)
+
+    def timesteps(self, batch: Batch, observations: list[Any]) -> tuple[list[Any], dict[int, Odd]]:
+        """The timestep in each row, as if each were the answer to a step, and by row what is odd about some."""
+        rewards, odd = batch.reward.tolist(), dict[int, Odd]()
+        if not batch.info.is_empty() or batch.truncated.any():
+            flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), strict=True)
+            rows = zip(observations, rewards, flags, strict=True)
+            return [self._timestep(batch.info, row, *values, odd) for row, values in enumerate(rows)], odd
+        # Almost every batch: made without a call an env.
+        values = zip(observations, rewards, batch.terminated.tolist(), [{} for _ in rewards], strict=True)
+        return list(map(tuple.__new__, repeat(BaseEnvTimestep), values)), odd
+
+    def _timestep(
+        self, infos: Infos, row: int, obs: Any, reward: float, flags: tuple[bool, bool], odd: dict[int, Odd]
+    ) -> Any:
+        try:
+            record = infos[row]
+            if RESERVED.isdisjoint(record):
+                return BaseEnvTimestep(obs, reward, *done_and_info(*flags, record))
+            if CLASS in record:  # the worker has seen that it is not abnormal
+                cls = self._class(record[CLASS])
+                return cls._make([obs if name == "obs" else record[name] for name in cls._fields])
+        except ValueError as error:  # the record holds a class that this process does not know
+            odd[row] = Odd(error=error)
+            return None
         if WHOLE in record:
             timestep = record[WHOLE]
-            return Answer(obs, timestep, abnormal=is_abnormal(timestep.info))
-        return Answer(obs, BaseEnvTimestep(obs, 0.0, True, record), abnormal=True, lost=True)
-
-    def _take(self, node: Node, obs: Any, row: int) -> Any:
-        if type(obs) is np.ndarray:
-            value = obs[row]
-            is_view = obs.ndim > 1 or obs.dtype.kind == "V"  # a record's scalar is a view, too; others are values
-            return value.copy() if self._copies and is_view else value
-        if isinstance(node, DictNode):
-            return {key: self._take(item, obs[key], row) for key, item in node.items}
-        if isinstance(node, TupleNode):
-            return tuple(self._take(item, part, row) for item, part in zip(node.items, obs, strict=True))
-        return obs[row]
+            if is_abnormal(timestep.info):
+                odd[row] = Odd()
+            return timestep
+        odd[row] = Odd(lost=True)
+        return BaseEnvTimestep(obs, 0.0, True, record)
 
     def _class(self, data: bytes) -> Any:
         cls = self._classes.get(data)
@@ -94,6 +111,13 @@ class AnswerReader:
                 raise ValueError(f"the class of its timesteps is not known here: {error}") from error
             self._classes[data] = cls
         return cls
+
+
+def done_and_info(terminated: bool, truncated: bool, info: Any) -> tuple[bool, Any]:
+    """Gymnasium's two flags as the one of a timestep, and in its info what the one would hide."""
+    if truncated and not terminated and isinstance(info, dict):
+        return True, {**info, "TimeLimit.truncated": True}
+    return terminated or truncated, info
 
 
 def is_abnormal(info: Any) -> bool:

@@ -40,12 +40,14 @@ def start(kind: str, env_fns: list[Callable[[], Any]]) -> Any:
     return manager
 
 
-def loop_speed(manager: Any, seconds: float) -> float:
-    """Env steps per second of the loop that users of managers write, with actions 0."""
-    steps, begin = 0, time.perf_counter()
+def loop_speed(manager: Any, actions: list[np.ndarray[Any, Any]], seconds: float) -> float:
+    """Env steps per second of the loop that users of managers write, with the actions that the others get too."""
+    steps = batches = 0
+    begin = time.perf_counter()
     while (now := time.perf_counter()) < begin + seconds:
-        ready = manager.ready_obs
-        steps += len(manager.step(dict.fromkeys(ready, np.int64(0))))
+        chosen = actions[batches % len(actions)]
+        steps += len(manager.step({i: chosen[i] for i in manager.ready_obs}))
+        batches += 1
     return steps / (now - begin)
 
 
@@ -83,7 +85,7 @@ def main() -> None:
     runs: dict[str, Callable[[float], float]] = {
         LIMIT: limit.speed,
         POOL: partial(speed_of, pool, case.num_envs, case.actions()),
-        **{f"{kind} manager": partial(loop_speed, manager) for kind, manager in managers.items()},
+        **{f"{kind} manager": partial(loop_speed, manager, case.actions()) for kind, manager in managers.items()},
     }
     speeds = {name: [run(chosen.seconds) for _ in range(1)] for name, run in runs.items()}
     for _ in range(chosen.rounds - 1):
@@ -101,7 +103,7 @@ def main() -> None:
     episodes: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(chosen.rounds):
         for name, manager in loops.items():
-            episodes[name].append(loop_speed(manager, chosen.seconds))
+            episodes[name].append(loop_speed(manager, CASES["idle-16B"].actions(), chosen.seconds))
     for manager in loops.values():
         manager.close()
     print_ratios("64 do-nothing envs, subprocess manager", episodes, "endless episodes")

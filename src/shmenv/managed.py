@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shmenv import codec
 from shmenv.kinds import FiveTuple, GymEnv, recognise
 from shmenv.layout import Node, ObjectNode
-from shmenv.timestep import CLASS, WHOLE, BaseEnvTimestep, is_abnormal
+from shmenv.timestep import CLASS, RESERVED, WHOLE, BaseEnvTimestep, done_and_info, is_abnormal
 
 DESCRIBE, LOOK, SAVE_REPLAY = "shmenv.describe", "shmenv.look", "shmenv.save_replay"  # no attribute has a dot
 
@@ -50,8 +50,10 @@ class Description:
 class ManagedEnv(GymEnv):
     """Makes an env of any kind one whose rows carry whole timesteps.
 
-    `step` returns (obs, 0.0, done, False, record), and the record holds all fields of the timestep but its obs, each as
-    the env gave it. An abnormal timestep travels whole, its obs included, which need not fit the space.
+    A plain step, of five values with a float for its reward and a dict for its info, travels as it is; from it the manager
+    makes a `BaseEnvTimestep`. Of any other, `step` returns (obs, 0.0, done, False, record), and the record holds all fields
+    of the timestep but its obs, each as the env gave it. An abnormal timestep travels whole, its obs included, which need
+    not fit the space.
 
     Called by: the worker, in place of the env's own kind.
     """
@@ -64,7 +66,7 @@ class ManagedEnv(GymEnv):
         """
         self._kind = kind = recognise(env_fn())
         self.env = kind.env
-        self.step = self._step
+        self.step, self._kind_step = self._step, kind.step
         self.obs_space, self.action_space = kind.obs_space, kind.action_space
         self.obs_node = kind.obs_node
         self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was
@@ -88,7 +90,13 @@ class ManagedEnv(GymEnv):
         return self._last_obs, {}
 
     def _step(self, action: Any) -> FiveTuple:
-        timestep = self._timestep(self._kind.step(action))
+        result = self._kind_step(action)
+        if type(result) is tuple and len(result) == 5 and type(result[1]) is float:
+            info = result[4]
+            if type(info) is dict and (not info or RESERVED.isdisjoint(info)):
+                self._last_obs = result[0]
+                return result
+        timestep = self._timestep(result)
         if is_abnormal(timestep.info):
             return self._last_obs, 0.0, False, False, {WHOLE: timestep}
         obs = self._last_obs = timestep.obs
@@ -104,10 +112,7 @@ class ManagedEnv(GymEnv):
     def _timestep(self, result: Any) -> Any:
         if type(result) is tuple and len(result) == 5:
             obs, reward, terminated, truncated, info = result
-            done = bool(terminated) or bool(truncated)
-            if done and not terminated and isinstance(info, dict):
-                info = {**info, "TimeLimit.truncated": True}  # else the one flag would hide it
-            return BaseEnvTimestep(obs, reward, done, info)
+            return BaseEnvTimestep(obs, reward, *done_and_info(bool(terminated), bool(truncated), info))
         if all(hasattr(result, name) for name in BaseEnvTimestep._fields):
             return result
         if type(result) is tuple and len(result) == 4:

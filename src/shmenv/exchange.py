@@ -136,6 +136,7 @@ class Exchange:
     def check_not_lost(self, ids: Array) -> None:
         """Refuse commands to envs that are lost for good."""
         self._look_for_deaths()
+        self._tend()
         lost = ids[self._state[ids] == LOST]
         if len(lost):
             error = self.final_errors[self.handle_of(int(lost[0])).worker_id]
@@ -168,15 +169,21 @@ class Exchange:
         self._troubles.append((error, len(ids)))
 
     def _look_for_deaths(self, heartbeat: bool = False) -> None:
-        if not (heartbeat or self.port.alerted() or self.recovery.is_due()):
+        if not (heartbeat or self.port.alerted()):
             return
         with interrupts_held():  # Ctrl-C must not lose a death that is half sorted out
-            if heartbeat or self.port.alerted():
-                self.port.acknowledge()
-                for handle in self.workers.newly_dead(look=heartbeat):
-                    self.recovery.worker_ended(handle, *self._doing(handle))
-            if not self.closing:  # a hook of the user's may have closed the pool
+            self.port.acknowledge()
+            for handle in self.workers.newly_dead(look=heartbeat):
+                self.recovery.worker_ended(handle, *self._doing(handle))
+        self._check_open()  # a hook of the user's may have closed the pool
+
+    def _tend(self) -> None:
+        if self.recovery.is_due():
+            with interrupts_held():
                 self.recovery.tend()
+            self._check_open()
+
+    def _check_open(self) -> None:
         if self.closing:
             raise ClosedError("the pool was closed while this call waited")
 
@@ -301,16 +308,18 @@ class Exchange:
         self, ids: Array | None, need: int, deadline_ns: int = _port.FOREVER, timeout: float | None = None
     ) -> None:
         while True:
-            if self.closing:
-                raise ClosedError("the pool was closed while this call waited")
+            self._check_open()
             due = _port.FOREVER if self.recovery.quiet else self.recovery.due_ns()
             how = self.port.await_answers(ids, need, min(deadline_ns, due))
             if how == _port.READY:
                 return
             if how == _port.TIMEOUT and (deadline_ns == 0 or due > deadline_ns):
                 self._look_for_deaths()  # who only polls has restarts and retries that are due carried out, too
+                self._tend()
                 raise RecvTimeoutError(self._timeout_text(timeout))
             self._look_for_deaths(heartbeat=how == _port.HEARTBEAT)
+            if self.port.await_answers(ids, need, 0) != _port.READY:  # what is in does not wait for a worker's start
+                self._tend()
             if ids is None:
                 self.tell_troubles()
             else:

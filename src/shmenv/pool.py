@@ -181,17 +181,23 @@ class Pool:
         with_cleanup: list[Any] = []
         try:
             segment, spill, stacks = Segment("pool"), Spill(Plan.regions_for(n, slots)), StackLog()
-            manager = ProcessHandle()
-            with_cleanup += [segment, spill, stacks, manager]
-            factories = [dumped("env_fns", [env_fns[i] for i in ids], codec.dump_factory) for ids in ranges]
+            manager, factories = ProcessHandle(), Spill(num_workers)
+            with_cleanup += [segment, spill, stacks, manager, factories]
+            # In a file: what is longer than a pipe holds would make each start wait until the new process reads it.
+            lengths = []
+            for worker_id, ids in enumerate(ranges):
+                record = dumped("env_fns", [env_fns[i] for i in ids], codec.dump_factory)
+                factories.write(worker_id, record)
+                lengths.append(len(record))
             init = b"" if worker_init is None else dumped("worker_init", worker_init, codec.dump_factory)
             entropy = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
 
             def setup(worker_id: int, generation: int, conn: Connection, plan: Plan | None) -> Setup:
                 return Setup(
-                    worker_id, ranges[worker_id], generation, factories[worker_id], init, manager, conn, segment, spill,
-                    stacks, entropy, cores[worker_id], shared_memory, strict_dtype, SPIN_NS if spins else 0,
-                    HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1, retry_waiting_time, plan,
+                    worker_id, ranges[worker_id], generation, factories, lengths[worker_id], init, manager, conn,
+                    segment, spill, stacks, entropy, cores[worker_id], shared_memory, strict_dtype,
+                    SPIN_NS if spins else 0, HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1,
+                    retry_waiting_time, plan,
                 )  # fmt: skip
 
             limits = Limits(start_timeout, reset_timeout, step_timeout, close_timeout, max_restarts, restart_period)
@@ -517,7 +523,8 @@ class Pool:
             num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, and of the waits for results spins,
             parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up); restarts and recycled
             (workers replaced), timeouts (workers killed for one), losses (loss rows). `workers` is a list of dicts:
-            worker_id, pid, env_ids, alive, steps, busy_seconds, wait_seconds, spins, parks.
+            worker_id, pid (None until the successor of a dead one is under way), env_ids, alive, steps, busy_seconds,
+            wait_seconds, spins, parks.
         """
         exchange = getattr(self, "_exchange", None)  # close() takes it away, perhaps in another thread and just now
         return self._final_stats if exchange is None else self._stats(exchange)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import operator
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from io import BytesIO
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 logger = logging.getLogger("shmenv")
@@ -51,13 +55,13 @@ def prepare(context: multiprocessing.context.BaseContext) -> None:
     multiprocessing.resource_tracker.ensure_running()
     if context.get_start_method() != "forkserver":
         return
-    server: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
+    server: Any = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None:
         context.set_forkserver_preload(["shmenv.preloaded"])
         with interrupts_held():
-            multiprocessing.forkserver.ensure_running()
+            forkserver.ensure_running()
     else:  # the user's: held interrupts would be handed down to all its processes
-        multiprocessing.forkserver.ensure_running()
+        forkserver.ensure_running()
 
 
 @contextlib.contextmanager
@@ -81,6 +85,55 @@ def interrupts_held() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
     if came and callable(handler):
         handler(*came[0])
+
+
+def process_class(context: multiprocessing.context.BaseContext) -> type[BaseProcess]:
+    """The class of a context's processes. From a fork server they are started without a wait for it: see `_Served`."""
+    if context.get_start_method() == "forkserver":
+        return _ServedProcess
+    return context.Process  # type: ignore[attr-defined, no-any-return]
+
+
+class _ServedProcess(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> popen_forkserver.Popen:
+        return _Served(process_obj)
+
+
+class _Served(popen_forkserver.Popen):
+    """A process of the fork server. Its pid is None until the server tells it, milliseconds after the start.
+
+    The sentinel is readable then, and again once the process has ended. `poll` takes up either.
+    """
+
+    pid: int | None = None  # type: ignore[assignment]
+
+    def _launch(self, process_obj: BaseProcess) -> None:
+        """As in CPython 3.11 to 3.13, but for the last line, which reads the pid."""
+        prepared = spawn.get_preparation_data(process_obj.name)
+        data = BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(prepared, data)
+            reduction.dump(process_obj, data)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, end = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        closed = os.dup(end), self.sentinel  # the first tells the child, by its end, of this process's
+        self.finalizer = util.Finalize(self, util.close_fds, closed)  # type: ignore[attr-defined]
+        with open(end, "wb", closefd=True) as pipe:
+            pipe.write(data.getbuffer())
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code; None while there is none."""
+        if self.pid is None and self.returncode is None:
+            if flag == os.WNOHANG and not wait([self.sentinel], 0):
+                return None
+            try:
+                self.pid = forkserver.read_signed(self.sentinel)
+            except (OSError, EOFError):
+                self.returncode = 255  # the server has ended; multiprocessing says so, too
+        return super().poll(flag)
 
 
 class QuietName(str):

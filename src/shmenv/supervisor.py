@@ -25,7 +25,15 @@ from shmenv.cpu import limited_threads
 from shmenv.errors import EnvError, ResourceError, UsageError, WorkerDiedError, WorkerError, WorkerTimeoutError
 from shmenv.plan import Plan
 from shmenv.segment import Segment, StackLog
-from shmenv.starting import GUARD_HINT, NO_MAIN_GUARD, QuietName, default_method_kept, interrupts_held, prepare
+from shmenv.starting import (
+    GUARD_HINT,
+    NO_MAIN_GUARD,
+    QuietName,
+    default_method_kept,
+    interrupts_held,
+    prepare,
+    process_class,
+)
 
 logger = logging.getLogger("shmenv")
 
@@ -82,9 +90,9 @@ class Handle:
     worker_id: int
     ids: range
     process: BaseProcess
-    pid: int
-    pidfd: int
     conn: Connection
+    pid: int | None = None  # None, and no pidfd, until the fork server has told which process it is
+    pidfd: int = -1
     open: bool = True  # whether the pipe may still bring something
     building: int | None = None  # the env whose constructor runs, while the worker starts
     generation: int = 0
@@ -148,6 +156,9 @@ class Supervisor:
             for worker_id in range(len(self.handles), 1 if first_only else len(self._ranges)):
                 with interrupts_held():
                     self.handles.append(self._start_one(worker_id, 0))
+            for handle in self.handles:
+                if not self._adopt(handle, None) and handle.pid is None:
+                    raise UsageError(f"a worker ended while it was being started. {GUARD_HINT}")
         return self._reports()
 
     def _prepare(self) -> None:
@@ -161,10 +172,17 @@ class Supervisor:
             ours, theirs = multiprocessing.Pipe()
         except OSError as error:
             raise ResourceError(error.errno, f"worker {worker_id} cannot be started: {error.strerror}") from error
-        stacks_from = self._stacks.size()
         setup = self._setup(worker_id, generation, theirs, self._plan)
-        process = self._context.Process(  # type: ignore[attr-defined]
+        process = process_class(self._context)(
             target=worker.main, args=(setup,), name=QuietName(f"shmenv-worker-{worker_id}"), daemon=False
+        )
+        handle = Handle(
+            worker_id,
+            self._ranges[worker_id],
+            process,
+            ours,
+            generation=generation,
+            stacks_from=self._stacks.size(),
         )
         try:
             process.start()
@@ -176,21 +194,50 @@ class Supervisor:
             raise ResourceError(error.errno, f"worker {worker_id} cannot be started: {error}") from error
         finally:
             theirs.close()
-        try:
-            pidfd = _memory.pidfd_open(process.pid)
-        except OSError as error:
-            process.kill()
-            raise ResourceError(error.errno, f"worker {worker_id} cannot be watched: {error.strerror}") from error
-        return Handle(
-            worker_id,
-            self._ranges[worker_id],
-            process,
-            process.pid,
-            pidfd,
-            ours,
-            generation=generation,
-            stacks_from=stacks_from,
-        )
+        if process.pid is not None:
+            self._adopt(handle)
+        elif self._watcher is not None:
+            self._watcher.watch(worker_id, process.sentinel)  # rings once the fork server has told which process it is
+        return handle
+
+    def _adopt(self, handle: Handle, seconds: float | None = 0.0) -> bool:
+        """Get hold of the process that a worker is, once the fork server has told it, and time it from then on.
+
+        Args:
+            handle: the worker.
+            seconds: how long to wait for that; None: for ever.
+
+        Returns:
+            Whether there is hold of it. If not, it has not been told yet, or the process has ended.
+
+        Raises:
+            ResourceError: no more descriptors. The process is killed.
+        """
+        process = handle.process
+        if handle.pidfd >= 0 or handle.died:
+            return handle.pidfd >= 0
+        if process.pid is None and not wait([process.sentinel], seconds):
+            return False
+        with interrupts_held():
+            if process.exitcode is not None or process.pid is None:
+                return False
+            handle.pid = process.pid
+            try:
+                pidfd = _memory.pidfd_open(handle.pid)
+            except ProcessLookupError:  # it has ended; the fork server tells how at any moment
+                return False
+            except OSError as error:
+                process.kill()
+                raise ResourceError(
+                    error.errno, f"worker {handle.worker_id} cannot be watched: {error.strerror}"
+                ) from error
+            if process.exitcode is not None:  # the number may be another process's by now
+                os.close(pidfd)
+                return False
+            handle.pidfd = pidfd
+            if self._watcher is not None and not self._stopped:
+                self._watch_one(handle, starting=True)
+        return True
 
     def _reports(self) -> list[worker.Report]:
         deadline = None if self.limits.start is None else time.monotonic() + self.limits.start
@@ -290,6 +337,7 @@ class Supervisor:
 
     def _watch_one(self, handle: Handle, starting: bool = False, closing: bool = False) -> None:
         assert self._watcher is not None and self._segment is not None and self._plan is not None
+        assert handle.pid is not None
         address = self._segment.buffer.address + self._plan.layout.offset(f"worker/{handle.worker_id}")
         limits = self.limits.by_phase(starting, closing)
         self._watcher.watch(handle.worker_id, handle.pidfd, handle.pid, address, limits)
@@ -326,23 +374,20 @@ class Supervisor:
                 self._port.expect_worker(worker_id, self._ranges[worker_id].start)
                 with interrupts_held():
                     self.handles[worker_id] = self._start_one(worker_id, old.generation + 1)
-                    self._watch_one(self.handles[worker_id], starting=True)
 
     def renew(self, worker_id: int) -> None:
         """End a worker at once, so that a successor takes its place."""
         handle = self.handles[worker_id]
-        if handle.died or _ended(handle):
+        if handle.died or not self._adopt(handle, EXIT_GRACE) or _ended(handle):
             return
         handle.leave = RENEWED
-        _kill_group(handle.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(handle.pidfd, signal.SIGKILL)
+        _kill(handle, signal.SIGKILL)
 
     def recycle(self, worker_id: int) -> None:
         """Let a worker end after the command at hand, so that a fresh one takes its place."""
         assert self._port is not None
         handle = self.handles[worker_id]
-        if handle.died or handle.leave:
+        if handle.died or handle.leave or not self._adopt(handle, EXIT_GRACE):
             return
         handle.leave = RECYCLED
         self._watch_one(handle, closing=True)
@@ -360,7 +405,7 @@ class Supervisor:
             watcher = self._watcher
             if watcher is None or self._stopped:
                 return
-            if handle.died or not (watcher.is_dead(handle.worker_id) or (look and _ended(handle))):
+            if handle.died or not self._has_ended(handle, watcher, look):
                 continue
             watcher.unwatch(handle.worker_id)
             self._note_exit(handle)
@@ -374,6 +419,15 @@ class Supervisor:
                     handle.failure = message if isinstance(message, worker.Failed) else None
             yield handle
 
+    def _has_ended(self, handle: Handle, watcher: _memory.Watcher, look: bool) -> bool:
+        if handle.pidfd >= 0:
+            return watcher.is_dead(handle.worker_id) or (look and _ended(handle))
+        try:
+            return not self._adopt(handle) and (handle.pid or handle.process.exitcode) is not None
+        except ResourceError as error:
+            logger.warning("%s; it was killed", error)
+            return True
+
     def _late_text(self, doing: int) -> str:
         phase, env_id = doing & 0xF, doing >> 4 & 0x0FFFFFFF
         seconds = self.limits.by_phase(True, True)[phase]
@@ -383,13 +437,16 @@ class Supervisor:
         return f"{worker.PHASE_NAMES[phase]} of env {env_id} took longer than {name}_timeout={seconds} s"
 
     def is_alive(self, handle: Handle) -> bool:
-        """Whether a worker runs, as far as the watcher knows. Called by: any thread."""
+        """Whether a worker runs, as far as is known. Called by: any thread."""
         watcher = self._watcher  # stop() takes it away, perhaps in another thread and just now
+        if handle.pidfd < 0:
+            return False
         return not (handle.died or self._stopped or (watcher is not None and watcher.is_dead(handle.worker_id)))
 
     def _note_exit(self, handle: Handle) -> None:
         handle.died = True
-        _kill_group(handle.pid, signal.SIGKILL)  # what the env has started does not outlive its worker
+        if handle.pid is not None:
+            _kill_group(handle.pid, signal.SIGKILL)  # what the env has started does not outlive its worker
         handle.exitcode = handle.process.exitcode
         if handle.exitcode is None:  # a fork server passes it on
             wait([handle.process.sentinel], EXIT_GRACE)
@@ -421,7 +478,7 @@ class Supervisor:
 
     def stack_of(self, handle: Handle) -> str:
         """The stacks of a hanging worker's threads, as faulthandler prints them, also from native code."""
-        if not _catches(handle.pid, worker.STACK_SIGNAL):
+        if handle.pid is None or not _catches(handle.pid, worker.STACK_SIGNAL):
             return "(its stack is not to be had: it is still importing)"
         start = before = self._stacks.size()
         with contextlib.suppress(OSError):
@@ -449,6 +506,9 @@ class Supervisor:
             if self._stopped:
                 return
             self._stopped = True
+            for handle in self.handles:
+                with contextlib.suppress(ResourceError):
+                    self._adopt(handle, EXIT_GRACE)  # one that is not told of by then finds the order to quit
             if self._port is not None:
                 self._port.order_quit()
             for handle in self.handles:
@@ -458,9 +518,7 @@ class Supervisor:
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not _ended(handle)]
                 for handle in left:
-                    _kill_group(handle.pid, number)
-                    with contextlib.suppress(OSError):  # not a group leader yet
-                        signal.pidfd_send_signal(handle.pidfd, number)
+                    _kill(handle, number)
                 if left:
                     interrupts.append(self._await_ends(grace))
             if self._watcher is not None:
@@ -479,8 +537,12 @@ class Supervisor:
         if handle.pidfd >= 0:
             os.close(handle.pidfd)
             handle.pidfd = -1
-        with contextlib.suppress(ValueError):  # stuck in the kernel: nobody can end it
-            handle.process.close()
+        process: Any = handle.process
+        try:
+            process.close()
+        except ValueError:  # stuck in the kernel, or not told of yet: nobody can end it, so nobody shall wait for it
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+            process._popen.close()
 
     def disown(self) -> None:
         """Called by: a child that the user forked, where multiprocessing would wait for workers not its own."""
@@ -539,7 +601,14 @@ def _stop_all() -> None:
 
 
 def _ended(handle: Handle) -> bool:
-    return handle.died or bool(wait([handle.pidfd], 0))
+    return handle.died or handle.pidfd < 0 or bool(wait([handle.pidfd], 0))
+
+
+def _kill(handle: Handle, number: int) -> None:
+    if handle.pid is not None:
+        _kill_group(handle.pid, number)
+    with contextlib.suppress(OSError):  # not a group leader yet
+        signal.pidfd_send_signal(handle.pidfd, number)
 
 
 def _kill_group(pid: int, number: int) -> None:

@@ -40,7 +40,8 @@ class Setup:
     worker_id: int
     ids: range
     generation: int
-    factories: bytes
+    factories: Spill  # a region a worker
+    factory_bytes: int
     worker_init: bytes
     manager: ProcessHandle
     conn: Connection
@@ -181,7 +182,9 @@ class Worker:
             self._seed_globals()
             if setup.worker_init:
                 codec.load(setup.worker_init)(setup.worker_id)
-            for env_id, factory in zip(setup.ids, codec.load(setup.factories), strict=True):
+            for env_id, factory in zip(
+                setup.ids, codec.load(setup.factories.read(setup.worker_id, setup.factory_bytes)), strict=True
+            ):
                 tell(env_id)
                 self.envs.append(recognise(factory()))
                 self.envs[-1].generation = setup.generation

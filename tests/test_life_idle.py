@@ -218,6 +218,38 @@ def test_an_end_told_of_at_an_idle_env_is_not_told_again_for_the_answers_it_has_
     assert pool.step(actions(2)).reward.tolist() == [1, 1]
 
 
+def test_an_end_told_for_the_answers_it_has_cost_is_not_told_again_at_an_idle_env(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 3, num_workers=1)
+    pool.reset()
+    pool.send([act("kill")], env_id=[0])
+    with pytest.raises(shmenv.WorkerDiedError) as caught:
+        pool.recv()
+    assert caught.value.env_ids == (0, 1, 2)
+    for i in (1, 2):
+        with pytest.raises(shmenv.UsageError, match="needs a reset"):
+            pool.send([act("ok")], env_id=[i])
+    pool.reset(env_id=[0, 1, 2])
+    assert pool.step(actions(3)).reward.tolist() == [1, 1, 1]
+
+
+def test_an_end_is_not_told_again_at_an_env_whose_answer_was_there_and_came_after_the_error(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool([ScriptedEnv] * 3, num_workers=1)
+    pool.reset()
+    pool.send([act("ok"), act("kill")], env_id=[0, 1])
+    with pytest.raises(shmenv.WorkerDiedError) as caught:
+        pool.recv(min_envs=2)
+    assert caught.value.env_ids == (0, 1, 2) and pool.pending_ids == [0]
+    batch = pool.recv()
+    assert batch.env_id.tolist() == [0] and batch.obs.tolist() == [[0, 1]]
+    for i in range(3):
+        with pytest.raises(shmenv.UsageError, match="needs a reset"):
+            pool.send([act("ok")], env_id=[i])
+    pool.reset(env_id=caught.value.env_ids)
+    assert pool.step(actions(3)).reward.tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("slots", [2, 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_last_observation_in_a_loss_row_survives_a_step_that_wrote_where_it_lay(

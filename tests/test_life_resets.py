@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from envs import ScriptedEnv, act, actions
 from life import CountedEnv, entries
+from support import eventually
 
 import shmenv
 
@@ -112,6 +115,91 @@ def test_the_row_of_an_ended_episode_survives_a_reset_that_fails(
     pool.send(actions(1), env_id=[1])
     assert pool.recv().obs[0, 1] == 1
     assert pool.stats()["losses"] == 0 and pool.stats()["timeouts"] == (fault == "hang")
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "retry_type", "policy"),
+    [
+        ("raise", "reset", "raise"),
+        ("raise", "renew", "restart"),
+        ("kill", "reset", "raise"),
+        ("hang", "reset", "raise"),
+    ],
+)
+def test_the_last_row_of_an_episode_comes_before_the_error_of_the_reset_that_fails_for_good(
+    fault: str, retry_type: str, policy: str, lock_step: bool, shared_memory: bool, make_pool: MakePool, log: str
+) -> None:
+    """Covers a genuine reward and last observation that nobody gets, for the sake of an error."""
+    tries = 2 if fault == "raise" else 3  # that the first worker has ended in its own reset is no attempt yet
+    pool = make_pool(
+        [ScriptedEnv, partial(CountedEnv, log, ["ok", *[fault] * tries], length=2)],
+        num_workers=2, max_retry=2, retry_type=retry_type, retry_waiting_time=0.01, on_error=policy,
+        shared_memory=shared_memory, **limits(fault),
+    )  # fmt: skip
+    pool.reset()
+    pool.step(actions(2))
+    if lock_step:
+        batch = pool.step(actions(2))
+    else:
+        pool.send(actions(2))
+        assert pool.recv(min_envs=1).env_id.tolist() == [0]
+        batch = pool.recv()
+    row = batch.env_id.tolist().index(1)
+    assert batch.reward[row] == 2 and batch.terminated[row] and not batch.truncated[row]
+    assert list(batch.final_obs[row]) == list(batch.obs[row]) == [0, 2]
+    assert batch.info[row] == batch.final_info[row] == {}
+    assert pool.pending == 0 and len(entries(log, "reset")) == 1 + tries
+    with pytest.raises(ERRORS[fault], match="reset"):
+        pool.step(actions(2))
+    with pytest.raises(shmenv.UsageError, match="env 1 cannot be stepped: it needs a reset"):
+        pool.step(actions(2))
+    assert pool.reset(env_id=[1]).obs[0][1] == 0
+    assert [obs[1] for obs in pool.step(actions(2)).obs] == [3, 1]
+    assert pool.stats()["losses"] == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_the_last_row_of_an_episode_comes_also_from_a_worker_that_is_lost_for_good(
+    policy: str, waits: bool, make_pool: MakePool, log: str
+) -> None:
+    """The worker ends in the reset, or while the reset waits for its next attempt."""
+    pool = make_pool(
+        [ScriptedEnv, partial(CountedEnv, log, ["ok", "raise" if waits else "kill"], length=1)],
+        num_workers=2, max_retry=2, retry_waiting_time=600.0, max_restarts=0, on_error=policy,
+    )  # fmt: skip
+    pool.reset()
+    pool.send(actions(2))
+    assert pool.recv(min_envs=1).env_id.tolist() == [0]
+    if waits:
+        eventually(lambda: len(entries(log, "reset")) == 2)
+        with pytest.raises(shmenv.RecvTimeoutError):
+            pool.recv(timeout=0.1)
+        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    batch = pool.recv(timeout=20)
+    assert batch.env_id.tolist() == [1] and batch.reward.tolist() == [1] and batch.terminated.tolist() == [True]
+    assert batch.final_obs.tolist() == batch.obs.tolist() == [[0, 1]]
+    assert pool.pending == 0
+    for _ in range(2):
+        with pytest.raises(shmenv.WorkerDiedError, match="lost for good"):
+            pool.send(actions(1), env_id=[1])
+    pool.send(actions(1), env_id=[0])
+    assert pool.recv().obs.tolist() == [[0, 2]]
+
+
+def test_a_loss_row_comes_before_the_error_of_the_reset_after_it(make_pool: MakePool, log: str) -> None:
+    pool = make_pool([partial(CountedEnv, log, ["ok", "raise"])], on_error="restart")
+    pool.reset()
+    pool.step(actions(1))
+    batch = pool.step(actions(1, {0: "raise"}))
+    assert batch.truncated.tolist() == [True] and batch.info[0]["abnormal"] and "asset" in batch.info[0]["error"]
+    assert batch.final_obs.tolist() == batch.obs.tolist() == [[0, 1]]
+    with pytest.raises(shmenv.EnvError) as caught:
+        pool.step(actions(1))
+    assert caught.value.command == "reset"
+    assert pool.reset().obs.tolist() == [[1, 0]] and pool.step(actions(1)).obs.tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("fault", ERRORS)

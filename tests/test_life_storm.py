@@ -76,8 +76,10 @@ class Storm:
         self.over = dict.fromkeys(range(N), False)  # its episode
         self.asked: dict[int, int | None] = {}  # token of the step, None of the reset, that env owes
         self.to_reset: set[int] = set()
+        self.told: set[int] = set()  # named by an error, while what they owed was there: it comes, and they are lost
         self.answered, self.lost, self.reported = 0, 0, 0
-        self.latest_error: float | None = None
+        self.unreset: set[int] = set()  # the last row of their episode has come, but no reset after it
+        self.ends: set[int | None] = set()  # pids of workers whose end was told
 
     def run(self, until: Callable[[], bool]) -> None:
         while not until():
@@ -98,29 +100,39 @@ class Storm:
                 self.asked[i] = None
             else:
                 self.pool.send([self.token], env_id=[i])
+                assert i not in self.unreset
                 self.asked[i] = self.token
         except shmenv.WorkerDiedError as error:  # nothing was sent: it, or another env of its worker, is lost
             assert i in error.env_ids
-            self.to_reset |= self.settle(error) | {j for j in error.env_ids if j not in self.asked}
+            self.settle(error)
 
     def take(self, need: int) -> None:
         try:
             batch = self.pool.recv(min_envs=min(need, len(self.pool.pending_ids) or 1), timeout=30)
         except shmenv.WorkerDiedError as error:
-            gone = self.settle(error)
-            assert gone, "an error that reports nothing"
-            self.to_reset |= gone
+            assert self.settle(error), "an error that reports nothing"
             return
         for k, i in enumerate(batch.env_id.tolist()):
             self.check(i, batch, k)
 
     def settle(self, error: shmenv.WorkerDiedError) -> set[int]:
-        """The envs whose answers this error stands for: what it names is either still pending, or will never come."""
+        """The envs whose answers this error stands for: what it names is either still pending, or will never come.
+
+        It is told once: whatever it names needs a reset, at the latest once the answer that is there has come.
+        """
+        assert error.pid not in self.ends
+        self.ends.add(error.pid)
         owed = set(self.pool.pending_ids)
         gone = {i for i in error.env_ids if i in self.asked and i not in owed}
         self.reported += len(gone)
         for i in gone:
             del self.asked[i]
+        for i in error.env_ids:
+            if i in self.asked:
+                self.told.add(i)
+            elif i in gone or not (self.mode == "next_step" and self.over[i]):  # else its next step resets it anyway
+                self.to_reset.add(i)
+            self.unreset.discard(i)
         return gone
 
     def check(self, i: int, batch: shmenv.Batch, k: int) -> None:
@@ -139,14 +151,16 @@ class Storm:
             played = [token, self.last[i][1] + 1]
             assert (final if ended else obs) == played and batch.reward[k] == played[1]
             assert ended == (played[1] == 7)
-            if ended and self.mode == "same_step":
-                assert obs == [-1, 0]
+            if ended and self.mode == "same_step" and obs != [-1, 0]:  # two workers have ended in its reset
+                assert obs == final
+                self.unreset |= {i} - self.told
             info = batch.final_info[k] if ended else batch.info[k]
             assert info["token"] == token
         self.answered += 1
         self.last[i], self.over[i] = obs, ended
-        if ended and self.mode == "disabled":
+        if (ended and self.mode == "disabled") or (i in self.told and not (ended and self.mode == "next_step")):
             self.to_reset.add(i)
+        self.told.discard(i)
 
 
 def storm(make_pool: MakePool, mode: str, policy: str, num_workers: int, until: Callable[[list[float]], bool]) -> Storm:

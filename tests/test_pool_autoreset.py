@@ -128,10 +128,13 @@ def test_truncation_ends_an_episode_as_termination_does(make_pool: MakePool, mod
 def test_a_failing_automatic_reset_is_told_as_a_reset(make_pool: MakePool) -> None:
     pool = make_pool([partial(ScriptedEnv, length=1, script={(1, 0): "raise"}), ScriptedEnv], autoreset="same_step")
     pool.reset()
+    batch = pool.step(actions(2))
+    assert batch.terminated.tolist() == [True, False]
+    assert batch.obs.tolist() == [[0, 1], [0, 1]] and batch.final_obs[0].tolist() == [0, 1]
     with pytest.raises(shmenv.EnvError) as caught:
         pool.step(actions(2))
     assert (caught.value.env_id, caught.value.command) == (0, "reset")
-    assert pool.recv(min_envs=1).env_id.tolist() == [1]
+    assert pool.pending == 0
     assert pool.reset(env_id=[0]).obs.tolist() == [[2, 0]]
 
 

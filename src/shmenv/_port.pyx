@@ -236,6 +236,12 @@ cdef class Port:
         """Let an owed answer wait for a command that is still to come, by `renew`."""
         self.envs[env_id].owed = self.envs[env_id].given + 1
 
+    def answer(self, uint32_t env_id):
+        """Take what an env owes for answered: its worker is confirmed dead, and its row the manager's to complete."""
+        cdef Env *env = &self.envs[env_id]
+        shm_reset_channel(env.cmd, env.rsp)
+        env.owed = env.given
+
     # -- waiting
 
     def await_answers(self, const uint32_t[::1] ids, uint32_t need, int64_t deadline_ns):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -140,8 +139,7 @@ class Exchange:
         lost = ids[self._state[ids] == LOST]
         if len(lost):
             error = self.final_errors[self.handle_of(int(lost[0])).worker_id]
-            self._troubles = [trouble for trouble in self._troubles if trouble[0] is not error]
-            raise error.with_traceback(None)
+            self._tell(error.with_traceback(None))
 
     def check_told(self, ids: Array) -> None:
         """Tell of envs that were lost while idle, once, before anything is sent to them."""
@@ -152,15 +150,14 @@ class Exchange:
 
     def tell_troubles(self, ids: Array | None = None) -> None:
         """Tell of answers that will never come, one error a call; ids: only of what concerns one of these envs."""
-        for k, (error, _) in enumerate(self._troubles):
+        for error, _ in self._troubles:
             if ids is None or not set(ids.tolist()).isdisjoint(error.env_ids):
-                del self._troubles[k]
-                raise error
+                self._tell(error)
 
-    def _tell(self, error: WorkerError) -> NoReturn:
-        """Raise an error for envs that were idle or called, and for the answers that the same end has cost."""
+    def _tell(self, error: WorkerError | EnvError) -> NoReturn:
+        """Raise an error. It names all its envs, so none of them is told of it again."""
         self._troubles = [trouble for trouble in self._troubles if trouble[0] is not error]
-        self.recovery.untold = {k: other for k, other in self.recovery.untold.items() if other is not error}
+        self.recovery.note_told(error)
         raise error
 
     def report(self, error: WorkerError, ids: Array) -> None:
@@ -420,6 +417,8 @@ class Exchange:
         for k, i in enumerate(ids.tolist()):
             if i in self.recovery.losses:
                 target[k] = last.get(i)
+            if i in self.recovery.not_reset:
+                objects[k] = final_objects[k]
             last[i] = objects[k]
 
     def check_out(self, out: Batch, rows: int) -> None:
@@ -440,15 +439,21 @@ class Exchange:
         self.recovery.forget(one)
         if self._state[i] != LOST:
             self.set_state(i, NEEDS_RESET)
-        raise self.env_error(
-            i,
-            command,
-            record,
-            f"Its worker lives; reset(env_id={i}) before you step it again. What other envs answered comes by recv().",
-        )
+        raise self.env_error(i, command, record)
 
-    def env_error(self, env_id: int, command: str, record: bytes, advice: str) -> EnvError:
-        """What an env raised in its worker, as an exception of this process."""
+    def env_error(self, env_id: int, command: str, record: bytes, advice: str = "") -> EnvError:
+        """What an env raised in its worker, as an exception of this process.
+
+        Args:
+            env_id: the env.
+            command: what was asked of it.
+            record: what it raised.
+            advice: what was done, and what to do. Left out: of a step or a reset.
+        """
+        advice = advice or (
+            f"Its worker lives; reset(env_id={env_id}) before you step it again. "
+            "What other envs answered comes by recv()."
+        )
         remote = codec.load_error(record)
         handle = self.handle_of(env_id)
         what = f"raised in {command}{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}"

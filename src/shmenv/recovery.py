@@ -14,7 +14,7 @@ from shmenv import _port, codec
 from shmenv._info import pack_info, unpack_info
 from shmenv._port import Mail, Port
 from shmenv.batch import Array
-from shmenv.errors import ShmenvError, WorkerError
+from shmenv.errors import EnvError, ShmenvError, WorkerError
 from shmenv.plan import Plan
 from shmenv.supervisor import FIRST_DELAY, RECYCLED, Handle, Supervisor
 from shmenv.worker import CONSTRUCT
@@ -72,6 +72,10 @@ class States(Protocol):
         """The command that failed, and the error record."""
         ...
 
+    def env_error(self, env_id: int, command: str, record: bytes) -> EnvError:
+        """That record as an exception."""
+        ...
+
     def report(self, error: WorkerError, ids: Array) -> None:
         """Owe the caller an error in place of answers."""
         ...
@@ -102,11 +106,12 @@ class Recovery:
         self.seeds: list[int | None] = [None] * plan.num_envs
         self.counts = {"restarts": 0, "timeouts": 0, "losses": 0, "recycled": 0}
         self.losses: dict[int, str] = {}  # envs whose owed row is a loss row, and why
-        self.untold: dict[int, WorkerError] = {}  # idle envs that were lost, until their next command (policy raise)
+        self.untold: dict[int, WorkerError | EnvError] = {}  # what the next command to an idle env has to tell
+        self.not_reset: dict[int, WorkerError | EnvError | None] = {}  # envs whose owed row no reset follows, and why
         self.lost_calls: dict[int, WorkerError] = {}  # envs whose worker ended in a call
         self.last_objects: dict[int, Any] = {}  # object leaves of the last observation delivered
         self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
-        self._stale: dict[int, tuple[WorkerError, bool]] = {}  # envs with an answer from a worker that has ended since
+        self._stale: dict[int, tuple[WorkerError | None, bool]] = {}  # envs that a worker answered before it ended
         self._reseed: set[int] = set()  # envs of a new worker that have a seed and were not reset yet
         self._attempts: dict[int, int] = {}  # of the reset at hand
         self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
@@ -201,10 +206,19 @@ class Recovery:
             self._forget(i)
 
     def _forget(self, env_id: int) -> None:
-        for table in (self.losses, self.untold, self._unplayed, self._attempts, self._retry_at, self.lost_calls):
+        tables = (
+            self.losses, self.untold, self.not_reset, self._unplayed, self._attempts, self._retry_at, self.lost_calls,
+        )  # fmt: skip
+        for table in tables:
             table.pop(env_id, None)
         for group in (self._kept, self._deferred):
             group.discard(env_id)
+
+    def note_told(self, error: WorkerError | EnvError) -> None:
+        """The caller is told of an error: none of the envs that it names has to tell it again."""
+        self.untold = {i: other for i, other in self.untold.items() if other is not error}
+        self.not_reset = {i: None if other is error else other for i, other in self.not_reset.items()}
+        self._stale = {i: (None if other is error else other, dropped) for i, (other, dropped) in self._stale.items()}
 
     @property
     def odd(self) -> bool:
@@ -233,21 +247,26 @@ class Recovery:
         again, port = False, self._x.port
         self.quiet = False
         for i in ids.tolist():
-            if not port.flags_of(i) & _port.ROW_ERROR or self._x.state_of(i) == LOST:  # nobody is left to repair it
+            if not port.flags_of(i) & _port.ROW_ERROR:
                 continue
             command, record = self._x.error_of(i)
+            is_lost = self._x.state_of(i) == LOST  # then nobody is left to repair it
             if command == "reset":
-                if self._count_attempt(i):
+                if port.has_ended(i):  # the worker's own reset, after a step that stands
+                    self._kept.add(i)
+                if not is_lost and self._count_attempt(i):
                     wait = time.monotonic() + self._policy.retry_waiting_time
                     port.defer(i)
                     self._deferred.add(i)
-                    if port.has_ended(i):  # the worker's own reset, after a step that stands
-                        self._kept.add(i)
                     if self._policy.renew and i not in self._stale:
                         self._renew_at.setdefault(self._x.handle_of(i).worker_id, wait)
                     else:
                         self._retry_at[i] = wait
                     again = True
+                elif i in self._kept:
+                    self._end_unreset(i, None if is_lost else self._x.env_error(i, command, record))
+            elif is_lost:
+                continue
             elif self._policy.restart:
                 remote = codec.load_error(record)
                 self._lose(i, f"{remote.type_name}: {remote.message}\n{remote.traceback_text}")
@@ -317,6 +336,13 @@ class Recovery:
         self._x.final_errors[handle.worker_id] = error
         self.lost_calls.update((i, error) for i in self._in_call(handle))
         unanswered = [i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)]
+        for i in unanswered.copy():
+            if i in self._kept or (self._same_step and port.has_ended(i)):
+                unanswered.remove(i)
+                port.answer(i)
+                self._deferred.discard(i)
+                self._retry_at.pop(i, None)
+                self._end_unreset(i, None)  # its next command tells of the end anyway
         for i in handle.ids:
             self._x.set_state(i, LOST)
             self._reseed.discard(i)
@@ -346,7 +372,10 @@ class Recovery:
             self._retry_at.pop(env_id, None)
         elif self._x.port.code_of(env_id) == _port.RESET or self._was_over(env_id):
             if not self._is_repeated(env_id, handle, guilty):
-                return self._needs_reset(env_id)
+                if env_id not in self._kept:
+                    return self._needs_reset(env_id)
+                self._end_unreset(env_id, error)
+                return True
         elif ended:
             self._kept.add(env_id)
         elif self._policy.restart or handle.leave == RECYCLED:
@@ -376,8 +405,11 @@ class Recovery:
             return self._next_step and self._before[env_id][0]
         return self._next_step and bool(self._terminated[previous, env_id] or self._truncated[previous, env_id])
 
-    def _lost_idle(self, env_id: int, error: WorkerError, dropped: bool) -> None:
-        """An env that owes nothing was lost with its worker. `dropped`: that costs a loss row, else an error."""
+    def _lost_idle(self, env_id: int, error: WorkerError | None, dropped: bool) -> None:
+        """An env that owes nothing was lost with its worker. `dropped`: that costs a loss row, else an error.
+
+        No error: it was told of before.
+        """
         if self._x.state_of(env_id) != READY:
             return
         plane = self._x.port.plane_of(env_id)
@@ -386,9 +418,10 @@ class Recovery:
         if dropped:
             self._unplayed[env_id] = str(error)
             self._x.set_state(env_id, UNPLAYED)
-        else:
+            return
+        self._x.set_state(env_id, NEEDS_RESET)
+        if error is not None:
             self.untold[env_id] = error
-            self._x.set_state(env_id, NEEDS_RESET)
 
     # -- rows
 
@@ -409,6 +442,18 @@ class Recovery:
         self.counts["losses"] += 1
         if self._same_step:
             self._reset_onto_row(env_id, keep=True, fresh=True)
+
+    def _end_unreset(self, env_id: int, error: WorkerError | EnvError | None) -> None:
+        """Complete the row of an ended episode, or a loss row, that no reset follows: obs is the last observation.
+
+        The error that prevented the reset is told after the row.
+        """
+        plane = self._x.port.plane_of(env_id)
+        for last, rows in zip(self._lost_to, self._obs, strict=True):
+            rows[plane, env_id] = last[plane, env_id]
+        self._flags[plane, env_id] &= ~np.uint32(_port.ROW_ERROR | _port.ROW_NOTE)
+        self._flags[plane, env_id] |= _port.ROW_NEEDS_RESET
+        self.not_reset[env_id] = error
 
     def _reset_onto_row(self, env_id: int, keep: bool, fresh: bool = False) -> None:
         """Have the env reset onto the row that is owed; the rest of that row is there already if `keep`.
@@ -457,12 +502,15 @@ class Recovery:
         Called with their states up to date.
         """
         for i in ids.tolist():
+            error = self.not_reset.get(i)
             self._forget(i)
+            if error is not None:
+                self.untold[i] = error
             if i in self._stale:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (
-            self.losses, self.untold, self.lost_calls, self._unplayed, self._stale, self._reseed, self._attempts,
-            self._kept, self._deferred, self._retry_at, self._renew_at, self._restart_at,
+            self.losses, self.untold, self.not_reset, self.lost_calls, self._unplayed, self._stale, self._reseed,
+            self._attempts, self._kept, self._deferred, self._retry_at, self._renew_at, self._restart_at,
         )  # fmt: skip
         self.quiet = not any(tables)
 

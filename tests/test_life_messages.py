@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs import OddError, ScriptedEnv, act, actions
+from reference import MODES
 
 import shmenv
 
@@ -110,6 +111,62 @@ def test_the_end_of_a_worker_is_told_with_its_envs_their_fate_and_their_seeds(
     for part in ("worker 1", f"pid {worker['pid']}", "exit code 3", "step of env 2", "last seed 62", "env 2-3", fate):
         assert part in text, text
     assert "the envs of other workers go on" in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("fault", ["raise", "bad_shape", "exit", "hang"])
+def test_an_error_says_which_step_of_which_episode_has_failed(
+    fault: str, policy: str, mode: str, make_pool: MakePool
+) -> None:
+    """The step is counted from the last reset, whoever gave it: the pool, the caller, or a retry in a new process."""
+    pool = make_pool([partial(ScriptedEnv, length=4)] * 2, num_workers=2, autoreset=mode, on_error=policy,
+                     step_timeout=0.3 if fault == "hang" else None)  # fmt: skip
+    pool.reset(seed=60)
+
+    def text_of_failure() -> str:
+        if policy == "restart":
+            return str(pool.step(actions(2, {1: fault})).info[1]["error"])
+        with pytest.raises((shmenv.EnvError, shmenv.WorkerError)) as caught:
+            pool.step(actions(2, {1: fault}))
+        assert pool.recv().env_id.tolist() == [0]
+        return str(caught.value)
+
+    def begin_anew() -> None:
+        if mode == "next_step" and policy == "restart":
+            pool.step(actions(2))
+        elif mode == "disabled" or policy == "raise":
+            pool.reset(env_id=[1])
+
+    for _ in range(2):
+        pool.step(actions(2))
+    first = text_of_failure()
+    begin_anew()
+    pool.reset(env_id=[0])
+    for _ in range(4):  # a whole episode
+        pool.step(actions(2))
+    if mode == "disabled":
+        pool.reset(env_id=[0, 1])
+    elif mode == "next_step":
+        pool.step(actions(2))
+    pool.step(actions(2))
+    second = text_of_failure()
+    seeds = (61, 61) if fault in ("raise", "bad_shape") else (61, 63)  # a new process begins with another
+    for text, step, seed in ((first, 3, seeds[0]), (second, 2, seeds[1])):
+        assert f"step {step} of its episode, last seed {seed})" in text, text
+        for part in ("worker 1", "pid ", "env 1", "in step" if fault != "bad_shape" else "from step"):
+            assert part in text, text
+
+
+def test_an_error_of_a_reset_or_a_call_says_after_which_step_it_came(make_pool: MakePool) -> None:
+    pool = make_pool([partial(ScriptedEnv, script={(1, 0): "raise"}, length=9)])
+    pool.reset()
+    for _ in range(5):
+        pool.step(actions(1))
+    with pytest.raises(shmenv.EnvError, match=r"raised in call \(after step 5 of its episode\): "):
+        pool.call("fail", "raise")
+    with pytest.raises(shmenv.EnvError, match=r"raised in reset \(after step 5 of its episode\): "):
+        pool.reset()
 
 
 def test_a_worker_killed_while_idle_is_said_to_have_been_idle(make_pool: MakePool) -> None:

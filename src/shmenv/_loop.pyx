@@ -99,6 +99,7 @@ cdef class Loop:
     cdef a32 *cmd
     cdef a32 *rsp
     cdef a32 *ended
+    cdef uint32_t *episode_step  # steps begun since the last reset; for error texts
     cdef uint32_t *op
     cdef uint32_t *flags
     cdef uint32_t *heads
@@ -132,6 +133,7 @@ cdef class Loop:
         self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
         self.cmd, self.op = <a32 *>(base + <size_t>at["cmd"]), <uint32_t *>(base + <size_t>at["op"])
         self.rsp, self.ended = <a32 *>(base + <size_t>at["rsp"]), <a32 *>(base + <size_t>at["ended"])
+        self.episode_step = <uint32_t *>(base + <size_t>at["episode_step"])
         self.flags = <uint32_t *>(base + <size_t>at["flags"])
         self.heads, self.notes = <uint32_t *>(base + <size_t>at["heads"]), <char *>(base + <size_t>at["notes"])
         self.final_heads = <uint32_t *>(base + <size_t>at["final_heads"]) if "final_heads" in at else NULL
@@ -227,6 +229,8 @@ cdef class Loop:
     def set_over(self, uint32_t env_id, bint over):
         """Remember that an env's episode is over, so that its next step resets it (autoreset next_step)."""
         self.over[env_id - self.first] = over
+        if not over:
+            self.episode_step[env_id - self.first] = 0
 
     cdef step(self, uint32_t k, uint32_t n, uint32_t word):
         cdef uint32_t env_id = self.first + k, plane = SHM_OP_PLANE(word), flags = 0
@@ -234,6 +238,7 @@ cdef class Loop:
         cdef int64_t choice
         cdef uint8_t terminated, truncated
         command = "step"
+        self.episode_step[k] += 1
         try:
             if word & SHM_HAS_PAYLOAD:
                 action = self.actions(env_id, self.payload(env_id))
@@ -272,7 +277,7 @@ cdef class Loop:
                     shm_end(&self.ended[k], n)  # commit point of the ended step; the reset follows
                     command = "reset"
                     obs, info = self.worker.autoreset(env_id, plane, n)
-                    self.over[k] = 0
+                    self.over[k] = self.episode_step[k] = 0
                 elif self.autoreset == DISABLED:
                     flags = SHM_ROW_NEEDS_RESET
             self.write(row, env_id, plane, obs, info, flags)

@@ -197,7 +197,8 @@ class Exchange:
         if phase in (CONSTRUCT, CLOSE):
             return phase, None, f"in {PHASE_NAMES[phase]} of env {env_id}"
         if phase and self.port.is_busy(env_id, doing >> 32):
-            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}{self.recovery.seed_text(env_id)}"
+            when = self.recovery.when_text(env_id, PHASE_NAMES[phase])
+            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}{when}"
         if any(self.port.is_unanswered(i) for i in handle.ids):
             return 0, None, "before it took up what it was asked"
         return 0, None, "while idle"
@@ -456,8 +457,9 @@ class Exchange:
         )
         remote = codec.load_error(record)
         handle = self.handle_of(env_id)
-        what = f"raised in {command}{self.recovery.seed_text(env_id)}: {remote.type_name}: {remote.message}"
+        when = self.recovery.when_text(env_id, command)
+        what = f"raised in {command}{when}: {remote.type_name}: {remote.message}"
         if remote.type_name == MISFIT:
-            what = f"returned from {command}{self.recovery.seed_text(env_id)} what does not fit: {remote.message}"
+            what = f"returned from {command}{when} what does not fit: {remote.message}"
         text = f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) {what}\n{advice}"
         return env_error(handle, env_id, command, text, remote)

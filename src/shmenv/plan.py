@@ -43,8 +43,8 @@ class Plan:
         add("semaphore", "u1", (_port.SEMAPHORE_BYTES,))
         for worker_id, ids in enumerate(self.ranges):
             add(f"worker/{worker_id}", "u1", (_port.WORKER_BYTES,))
-            # Each on cache lines of its own: cmd and op are the manager's, rsp and ended the worker's.
-            for name in ("cmd", "op", "rsp", "ended"):
+            # Each on cache lines of its own: cmd and op are the manager's, the others the worker's.
+            for name in ("cmd", "op", "rsp", "ended", "episode_step"):
                 add(f"{name}/{worker_id}", "u4", (len(ids),))
         for k, leaf in enumerate(array_leaves(self.action_node)):
             add(f"action/{k}", leaf.dtype, (n, *leaf.shape))
@@ -99,7 +99,7 @@ class Plan:
         )
         at = {name: self.layout.offset(name) for name in names if name in self.layout}
         if worker_id is not None:
-            for name in ("worker", "cmd", "op", "rsp", "ended"):
+            for name in ("worker", "cmd", "op", "rsp", "ended", "episode_step"):
                 at[name] = self.layout.offset(f"{name}/{worker_id}")
             at["first"], at["count"] = self.ranges[worker_id].start, len(self.ranges[worker_id])
         return at

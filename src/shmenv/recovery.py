@@ -72,7 +72,7 @@ class States(Protocol):
         """The command that failed, and the error record."""
         ...
 
-    def env_error(self, env_id: int, command: str, record: bytes) -> EnvError:
+    def env_error(self, env_id: int, command: str, record: bytes, advice: str = "") -> EnvError:
         """That record as an exception."""
         ...
 
@@ -177,10 +177,18 @@ class Recovery:
             if seed is not None:
                 self.seeds[i], self._lives[i] = seed, 0
 
-    def seed_text(self, env_id: int) -> str:
-        """For error texts: the seed from which all that an env has done since can be played again."""
-        seed, lives = self.seeds[env_id], self._lives[env_id]
-        return "" if seed is None else f" (last seed {seed + lives * self._x.plan.num_envs})"
+    def when_text(self, env_id: int, command: str) -> str:
+        """For error texts: how far an env is, and the seed from which all it has done since can be played again."""
+        handle, parts = self._x.handle_of(env_id), list[str]()
+        step = self._x.plan.array(f"episode_step/{handle.worker_id}", self._x.buffer)[env_id - handle.ids.start]
+        if command == "step":
+            parts.append(f"step {step} of its episode")
+        elif step:
+            parts.append(f"after step {step} of its episode")
+        seed = self.seeds[env_id]
+        if seed is not None:
+            parts.append(f"last seed {seed + self._lives[env_id] * self._x.plan.num_envs}")
+        return f" ({', '.join(parts)})" if parts else ""
 
     def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> list[bytes] | None:
         """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
@@ -268,8 +276,7 @@ class Recovery:
             elif is_lost:
                 continue
             elif self._policy.restart:
-                remote = codec.load_error(record)
-                self._lose(i, f"{remote.type_name}: {remote.message}\n{remote.traceback_text}")
+                self._lose(i, str(self._x.env_error(i, command, record, "Its worker lives, and starts it anew.")))
                 again = again or self._same_step
         return again
 

@@ -460,7 +460,7 @@ class Supervisor:
         self._told = self._stacks.size()
         how = f"{exit_text(handle.exitcode)} {doing}"
         if handle.late:
-            how = f"was killed: {handle.late}"
+            how = f"was killed {doing}: {handle.late}"
         elif handle.leave:
             how = f"was ended to be {handle.leave}"
         if handle.failure is not None:

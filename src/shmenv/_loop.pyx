@@ -308,9 +308,11 @@ cdef class Loop:
             self.flags[row] = flags
 
     def write_row(self, uint32_t env_id, uint32_t plane, obs, info, bint keep):
-        """Write the observation and info of a reset; `keep` the flags of the row's final note."""
+        """Write the observation and info of a reset; `keep` what the step wrote that ended the episode."""
         cdef size_t row = <size_t>plane * self.num_envs + env_id
         cdef uint32_t kept = self.flags[row] & (SHM_ROW_FINAL_NOTE | SHM_ROW_FINAL_SPILLED) if keep else 0
+        if not keep:
+            self.terminated[row] = self.truncated[row] = False
         self.write(row, env_id, plane, obs, info, kept)
 
     cdef uint32_t write_final(self, size_t row, uint32_t env_id, uint32_t plane, obs, info) except? 0xffffffff:

@@ -355,6 +355,15 @@ cdef class Port:
             flags |= self.flags[self.envs[i].plane * self.num_envs + i]
         return flags
 
+    def take_states(self, const uint32_t[::1] ids, uint8_t[::1] states, uint8_t ready, uint8_t needs_reset, uint8_t lost):
+        """Set the states of these envs, but of those that are `lost`, to what their rows say: `ready` or `needs_reset`."""
+        cdef uint32_t k, i, in_need
+        for k in range(<uint32_t>ids.shape[0]):
+            i = ids[k]
+            if states[i] != lost:
+                in_need = self.flags[self.envs[i].plane * self.num_envs + i] & SHM_ROW_NEEDS_RESET
+                states[i] = needs_reset if in_need else ready
+
     def flags_of(self, uint32_t env_id):
         """The flag bits of one env's row."""
         return self.flags[self.envs[env_id].plane * self.num_envs + env_id]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmenv import _port, codec
+from shmenv._info import pack_object
 from shmenv.batch import Array
 from shmenv.errors import UsageError
 
@@ -79,6 +80,8 @@ def env_ids(env_id: EnvIds, all_ids: Array) -> tuple[Array, Array]:
         wrong = array[(array < 0) | (array >= len(all_ids))]
         raise UsageError(f"env_id {wrong.tolist()}: this pool has envs 0 to {len(all_ids) - 1}")
     order = array.astype(np.uint32)
+    if (order[1:] > order[:-1]).all():
+        return order, order
     ids = np.unique(order)
     if len(ids) != len(order):
         raise UsageError(f"env_id names an env twice: {array.tolist()}")
@@ -109,5 +112,6 @@ def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | No
         return seeds, None
     ascending = np.argsort(order).tolist()
     return [seeds[k] for k in ascending], [
-        b"" if seeds[k] is None and each[k] is None else dumped("options", (seeds[k], each[k])) for k in ascending
+        b"" if seeds[k] is None and each[k] is None else dumped("options", {"seed": seeds[k], "options": each[k]}, pack_object)
+        for k in ascending
     ]

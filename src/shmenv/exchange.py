@@ -395,9 +395,9 @@ class Exchange:
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
         if not self.recovery.quiet:
             infos, final_infos = self.recovery.deliver(ids, infos, final_infos)
-        for i in ids.tolist() if flags & _port.ROW_NEEDS_RESET or self._blocked else ():
-            if self._state[i] != LOST:
-                self.set_state(i, NEEDS_RESET if port.flags_of(i) & _port.ROW_NEEDS_RESET else READY)
+        if flags & _port.ROW_NEEDS_RESET or self._blocked:
+            port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
+            self._blocked = int(np.count_nonzero(self._state != READY))
         if self._plane < 0:
             self._viewed[ids] = plane
         port.settle(ids)  # an exception from outside before this, such as Ctrl-C, has the rows delivered later

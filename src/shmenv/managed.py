@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypedDict, cast
 
 from shmenv import codec
 from shmenv.kinds import FiveTuple, GymEnv, recognise
@@ -15,8 +15,8 @@ from shmenv.timestep import CLASS, RESERVED, WHOLE, BaseEnvTimestep, done_and_in
 DESCRIBE, LOOK, SAVE_REPLAY = "shmenv.describe", "shmenv.look", "shmenv.save_replay"  # no attribute has a dot
 
 
-class Orders(NamedTuple):
-    """What a reset has to do. Sent with each one, since the env may be another by then, in a new worker.
+class Orders(TypedDict):
+    """What a reset has to do, as its options. Sent with each one, since the env may be another by then, in a new worker.
 
     Attributes:
         arguments: for the env's `reset`.
@@ -78,15 +78,17 @@ class ManagedEnv(GymEnv):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Do what the manager orders: replay, seed, reset. The env's own info of a reset is dropped."""
-        orders: Orders = (options or {})["orders"]
-        if orders.replay != self._replay and orders.replay is not None:
-            self.save_replay(orders.replay)
-        fresh = orders.seeding != self._seeding
+        orders = cast("Orders", options)
+        seeding, replay, ordered = orders["seeding"], orders["replay"], orders["seed"]
+        if replay != self._replay and replay is not None:
+            self.save_replay(replay)
         # An env without a seed() cannot be told that every reset shall start from the same seed, so it is given anew.
-        if orders.seed is not None and (fresh or (orders.dynamic_seed is False and not hasattr(self.env, "seed"))):
-            seed = orders.seed + (self.generation - orders.generation) * orders.stride
-        self._last_obs, _ = self._kind.reset_with(seed, orders.dynamic_seed, orders.arguments)
-        self._seeding = orders.seeding  # not before: a reset that failed is seeded again
+        if ordered is not None and (
+            seeding != self._seeding or (orders["dynamic_seed"] is False and not hasattr(self.env, "seed"))
+        ):
+            seed = ordered + (self.generation - orders["generation"]) * orders["stride"]
+        self._last_obs, _ = self._kind.reset_with(seed, orders["dynamic_seed"], orders["arguments"])
+        self._seeding = seeding  # not before: a reset that failed is seeded again
         return self._last_obs, {}
 
     def _step(self, action: Any) -> FiveTuple:

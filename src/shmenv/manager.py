@@ -85,13 +85,18 @@ class AsyncSubprocessEnvManager(ManagerBase):
         while ids:
             orders = [
                 Orders(
-                    self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
-                    self._seeded_at[i], self._env_num, self._env_replay_path[i],
+                    arguments=self._reset_param[i],
+                    seed=self._env_seed[i],
+                    dynamic_seed=self._env_dynamic_seed,
+                    seeding=self._env_seeding[i],
+                    generation=self._seeded_at[i],
+                    stride=self._env_num,
+                    replay=self._env_replay_path[i],
                 )
                 for i in ids
-            ]  # fmt: skip
+            ]
             try:
-                pool.send_reset(options=[{"orders": each} for each in orders], env_id=ids)
+                pool.send_reset(options=orders, env_id=ids)
                 break
             except WorkerError as error:  # nothing was sent
                 new = self._note(error, spared=asked)
@@ -138,7 +143,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
             ready, states = self.ready_env, self._env_states.values()
             if EnvState.RESET in states:
                 if self._waits_for_resets or not (ready or self._held):
-                    if not self._receive(1, None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    need = 1 if EnvState.STEPPING in states or not self._waits_for_resets else len(self._owed)
+                    if not self._receive(need, None if deadline is None else max(0.0, deadline - time.monotonic())):
                         raise RecvTimeoutError(f"no env was ready within {limit} s: {self!r}. Ask again")
                     continue
                 if not polled:  # what has come meanwhile

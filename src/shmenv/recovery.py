@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmenv import _port, codec
-from shmenv._info import pack_info, unpack_info
+from shmenv._info import pack_info, pack_object, unpack_info
 from shmenv._port import Mail, Port
 from shmenv.batch import Array
 from shmenv.errors import EnvError, ShmenvError, WorkerError
@@ -482,12 +482,12 @@ class Recovery:
 
         Its seed is its own, moved on by the number of envs for each time it starts anew.
         """
-        given_seed, options = codec.load(given) if given else (None, None)
+        asked = unpack_info(given) if given else {"seed": None, "options": None}
         seed = self.seeds[env_id]
-        if given_seed is None and seed is not None:
+        if asked["seed"] is None and seed is not None:
             self._lives[env_id] += 1
-            given_seed = seed + self._lives[env_id] * self._x.plan.num_envs
-        return codec.dump((given_seed, options))
+            asked["seed"] = seed + self._lives[env_id] * self._x.plan.num_envs
+        return pack_object(asked)
 
     # -- delivery
 

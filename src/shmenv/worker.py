@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shmenv import _memory, _port, codec
+from shmenv._info import unpack_info
 from shmenv._loop import Loop
 from shmenv._port import Mail
 from shmenv.action import ActionReader
@@ -243,7 +244,6 @@ class Worker:
         self.single_final_observation = final_rows[0] if final_rows and self.single_observation is not None else None
         self.reward_shape = plan.reward_shape
         self._reward = plan.array("reward", buffer)
-        self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
         self.loop = Loop(
             self,
             buffer,
@@ -319,11 +319,13 @@ class Worker:
             self._call(env_id, number)
             return
         try:
-            seed, options = codec.load(self.payload(env_id)) if code == _port.RESET and has_payload else (None, None)
+            seed = options = None
+            if code == _port.RESET and has_payload:
+                asked = unpack_info(self.payload(env_id))
+                seed, options = asked["seed"], asked["options"]
             obs, info = self._reset(env_id, plane, number, seed, options)
             if not keep:
                 self._reward[plane, env_id] = 0
-                self._terminated[plane, env_id] = self._truncated[plane, env_id] = False
             self.loop.write_row(env_id, plane, obs, info, keep)
             self.loop.set_over(env_id, False)
         except BaseException as error:

@@ -107,17 +107,13 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     self._failures.append(error)
                 last = error
         self._failures = [error for error in self._failures if error not in told]
-        for i in ids:
-            self._env_states[i] = EnvState.RESET
-            self._drop(i)
+        self._env_states.update(dict.fromkeys(ids, EnvState.RESET))
         self._owed.update(ids)
-
-    def _drop(self, env_id: int) -> None:
-        """Let go of what an env has told."""
-        for table in (self._ready_obs, self._held, self._odd):
-            table.pop(env_id, None)
-        self._ended.discard(env_id)
-        self._doomed.discard(env_id)
+        self._ended.difference_update(ids)
+        self._doomed.difference_update(ids)
+        for table in filter(None, (self._held, self._odd)):
+            for i in ids:
+                table.pop(i, None)
 
     # -- the loop
 
@@ -246,24 +242,24 @@ class AsyncSubprocessEnvManager(ManagerBase):
         """Take over what the held timesteps say of their envs, start the resets that follow, and return them."""
         cfg, held, over = self._cfg, self._held, list[int]()
         timesteps = {i: held.pop(i) for i in ids}
-        if not (self._odd or self._ended or self._doomed):
-            self._env_states.update(dict.fromkeys(ids, EnvState.RUN))
-            return timesteps
-        for i in ids:
-            odd, ended = self._odd.pop(i, None), i in self._ended
-            self._ended.discard(i)
-            if odd is not None and odd.lost:
+        self._env_states.update(dict.fromkeys(ids, EnvState.RUN))
+        for i in self._odd.keys() & ids:
+            if self._odd.pop(i).lost:
                 over.append(i)
-            elif odd is not None or (i in self._doomed and not ended):
-                self._env_states[i] = EnvState.ERROR
-            elif ended:
-                self._env_episode_count[i] += 1
-                if self._env_episode_count[i] >= cfg.episode_num:
-                    self._env_states[i] = EnvState.DONE
-                else:
-                    over.append(i)
             else:
-                self._env_states[i] = EnvState.RUN
+                self._env_states[i] = EnvState.ERROR
+            self._ended.discard(i)
+        for i in self._doomed.difference(self._ended, over).intersection(ids):
+            self._env_states[i] = EnvState.ERROR
+        for i in sorted(self._ended.intersection(ids)):
+            self._env_episode_count[i] += 1
+            if self._env_episode_count[i] >= cfg.episode_num:
+                self._env_states[i] = EnvState.DONE
+            else:
+                over.append(i)
+        self._ended.difference_update(ids)
+        if not over:
+            return timesteps
         if not cfg.auto_reset:
             self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
             return timesteps
@@ -271,7 +267,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         if cfg.reset_inplace:
             while asked := self._owed.intersection(over):
                 self._receive(len(asked))
-            for i in self._ready_obs.keys() & over:
+            for i in (i for i in over if self._env_states[i] is EnvState.RUN):
                 timesteps[i] = _in_place(timesteps[i], self._ready_obs[i])
         return timesteps
 

@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy
 
 import numpy
 
-from shmenv._info import pack_info
+from shmenv._info import pack_info, unpack_info
 
 cdef extern from "Python.h":
     object PyObject_CallOneArg(object function, object argument)
@@ -82,6 +82,10 @@ _check_ndarray()
 
 cdef enum: SAME_STEP = 0, NEXT_STEP = 1, DISABLED = 2
 
+cdef inline bint is_rich(tuple result):
+    """Whether what a step returned says more than rows hold: a reward that is no float, an info that is not empty."""
+    return type(result[1]) is not float or type(result[4]) is not dict or len(<dict>result[4]) != 0
+
 
 @cython.final
 cdef class Loop:
@@ -120,7 +124,7 @@ cdef class Loop:
     cdef int obs_nd
     cdef Py_ssize_t obs_bytes
     cdef shm_wait wait
-    cdef bint timed, retries
+    cdef bint timed, retries, picky
 
     def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t autoreset, uint32_t note_bytes,
                   int64_t spin_ns, int64_t heartbeat_ns, bint timed, bint retries):
@@ -182,6 +186,7 @@ cdef class Loop:
         self.binders = self.worker.binders
         self.steps = [env.step for env in self.worker.envs]
         self.normalize = [env.five_tuple for env in self.worker.envs]
+        self.picky = any([env.picky for env in self.worker.envs])
         while True:
             seen, busy = shm_bell(self.me), False
             for k in range(self.count):
@@ -237,11 +242,16 @@ cdef class Loop:
         cdef size_t row = <size_t>plane * self.num_envs + env_id
         cdef int64_t choice
         cdef uint8_t terminated, truncated
+        cdef bytes payload
         command = "step"
         self.episode_step[k] += 1
         try:
             if word & SHM_HAS_PAYLOAD:
-                action = self.actions(env_id, self.payload(env_id))
+                payload = self.payload(env_id)
+                if PyBytes_AS_STRING(payload)[0] == b"V":  # as pack_object begins
+                    action = unpack_info(payload)
+                else:
+                    action = self.actions(env_id, payload)
             elif self.discrete != NULL:
                 choice = (<int64_t *>self.discrete)[env_id]
                 action = small_int64[choice] if 0 <= choice < 256 else int64(choice)
@@ -255,7 +265,7 @@ cdef class Loop:
                 result = self.worker.step_with_retries(k, n, action)
             else:
                 result = PyObject_CallOneArg(self.steps[k], action)
-            if type(result) is not tuple or len(<tuple>result) != 5:
+            if type(result) is not tuple or len(<tuple>result) != 5 or (self.picky and is_rich(<tuple>result)):
                 result = self.normalize[k](result)
             obs, reward, is_terminated, is_truncated, info = <tuple>result
             if self.reward != NULL and PyFloat_Check(reward):

@@ -5,6 +5,7 @@ import threading
 from shmenv.errors import ClosedError, ShmenvError, UsageError
 
 cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
@@ -415,20 +416,25 @@ cdef class Port:
         """Serial number of the last `command`."""
         return self.serial
 
-    def gather(self, const uint32_t[::1] ids, size_t source, size_t row_bytes, size_t target):
+    def gather(self, const uint32_t[::1] ids, size_t source, target):
         """Copy the rows of these envs, each from its plane, behind one another.
 
         Args:
-            source: offset in the segment of the field, laid out [plane][env][row_bytes].
-            target: address of a block of len(ids) * row_bytes bytes that the caller owns.
+            source: offset in the segment of the field, laid out [plane][env][row].
+            target: a contiguous array of as many rows.
         """
         cdef uint32_t k, i
+        cdef Py_buffer view
+        cdef size_t row_bytes
         cdef char *base = <char *><size_t>self.segment.address + source
-        cdef char *out = <char *>target
+        cdef char *out
+        PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+        out, row_bytes = <char *>view.buf, <size_t>view.len // ids.shape[0]
         with nogil:
             for k in range(<uint32_t>ids.shape[0]):
                 i = ids[k]
                 memcpy(out + k * row_bytes, base + (<size_t>self.envs[i].plane * self.num_envs + i) * row_bytes, row_bytes)
+        PyBuffer_Release(&view)
 
     def notes_of(self, const uint32_t[::1] ids, bint final, spill):
         """The side areas of these envs' rows (None: of all envs): info records and object leaves, as two lists of bytes.

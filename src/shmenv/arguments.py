@@ -112,6 +112,8 @@ def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | No
         return seeds, None
     ascending = np.argsort(order).tolist()
     return [seeds[k] for k in ascending], [
-        b"" if seeds[k] is None and each[k] is None else dumped("options", {"seed": seeds[k], "options": each[k]}, pack_object)
+        b""
+        if seeds[k] is None and each[k] is None
+        else dumped("options", {"seed": seeds[k], "options": each[k]}, pack_object)
         for k in ascending
     ]

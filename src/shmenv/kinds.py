@@ -18,12 +18,14 @@ class GymEnv:
     Attributes:
         env: the user's object.
         step: called with an action; its result goes through `five_tuple` unless it is a plain 5-tuple.
+        picky: `five_tuple` wants to see 5-tuples too, if their reward is no float or their info not empty.
         obs_space, action_space: the declared spaces, None if the env declares none.
         obs_node, action_node: what they need in memory.
         reward_shape: () for numbers, else of a declared vector reward.
         generation: how often the env's worker has been replaced; set once the env is built.
     """
 
+    picky = False
     generation = 0
 
     def __init__(self, env: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from shmenv import codec
 from shmenv.kinds import FiveTuple, GymEnv, recognise
@@ -15,10 +15,18 @@ from shmenv.timestep import CLASS, RESERVED, WHOLE, BaseEnvTimestep, done_and_in
 DESCRIBE, LOOK, SAVE_REPLAY = "shmenv.describe", "shmenv.look", "shmenv.save_replay"  # no attribute has a dot
 
 
-class Orders(TypedDict):
-    """What a reset has to do, as its options. Sent with each one, since the env may be another by then, in a new worker.
+def orders(
+    arguments: dict[str, Any],
+    seed: int | None,
+    dynamic_seed: bool | None,
+    seeding: int,
+    generation: int,
+    stride: int,
+    replay: str | None,
+) -> dict[str, Any]:
+    """What a reset has to do: its options. Sent with each, since the env may be another by then, in a new worker.
 
-    Attributes:
+    Args:
         arguments: for the env's `reset`.
         seed: None leaves it to the env.
         dynamic_seed: the second argument of the env's `seed`, if not None.
@@ -27,14 +35,10 @@ class Orders(TypedDict):
         stride: what is added to the seed for each later generation.
         replay: where to save replays; None: nowhere.
     """
-
-    arguments: dict[str, Any]
-    seed: int | None
-    dynamic_seed: bool | None
-    seeding: int
-    generation: int
-    stride: int
-    replay: str | None
+    return {
+        "arguments": arguments, "seed": seed, "dynamic_seed": dynamic_seed, "seeding": seeding,
+        "generation": generation, "stride": stride, "replay": replay,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,15 @@ class Description:
 class ManagedEnv(GymEnv):
     """Makes an env of any kind one whose rows carry whole timesteps.
 
-    A plain step, of five values with a float for its reward and a dict for its info, travels as it is; from it the manager
-    makes a `BaseEnvTimestep`. Of any other, `step` returns (obs, 0.0, done, False, record), and the record holds all fields
-    of the timestep but its obs, each as the env gave it. An abnormal timestep travels whole, its obs included, which need
-    not fit the space.
+    A plain step, of five values with a float for its reward and a dict for its info, travels as it is; from it the
+    manager makes a `BaseEnvTimestep`. Any other becomes (obs, 0.0, done, False, record), and the record holds all fields
+    of the timestep but its obs, each as the env gave it. An abnormal timestep travels whole, its obs included, which
+    need not fit the space.
 
     Called by: the worker, in place of the env's own kind.
     """
+
+    picky = True
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         """Build the env.
@@ -66,42 +72,40 @@ class ManagedEnv(GymEnv):
         """
         self._kind = kind = recognise(env_fn())
         self.env = kind.env
-        self.step, self._kind_step = self._step, kind.step
+        self.step = kind.step
         self.obs_space, self.action_space = kind.obs_space, kind.action_space
         self.obs_node = kind.obs_node
         self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was
         self.reward_shape = ()
         self._seeding = 0
         self._replay: str | None = None
-        self._last_obs: Any = None
+        self._some_obs: Any = None  # for the row of an abnormal timestep, whose own need not fit
         self._class_records: dict[type, bytes] = {BaseEnvTimestep: b""}
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Do what the manager orders: replay, seed, reset. The env's own info of a reset is dropped."""
-        orders = cast("Orders", options)
-        seeding, replay, ordered = orders["seeding"], orders["replay"], orders["seed"]
+        ordered = options or {}
+        seeding, replay = ordered["seeding"], ordered["replay"]
         if replay != self._replay and replay is not None:
             self.save_replay(replay)
         # An env without a seed() cannot be told that every reset shall start from the same seed, so it is given anew.
-        if ordered is not None and (
-            seeding != self._seeding or (orders["dynamic_seed"] is False and not hasattr(self.env, "seed"))
-        ):
-            seed = ordered + (self.generation - orders["generation"]) * orders["stride"]
-        self._last_obs, _ = self._kind.reset_with(seed, orders["dynamic_seed"], orders["arguments"])
+        again = ordered["dynamic_seed"] is False and not hasattr(self.env, "seed")
+        if ordered["seed"] is not None and (seeding != self._seeding or again):
+            seed = ordered["seed"] + (self.generation - ordered["generation"]) * ordered["stride"]
+        self._some_obs, _ = self._kind.reset_with(seed, ordered["dynamic_seed"], ordered["arguments"])
         self._seeding = seeding  # not before: a reset that failed is seeded again
-        return self._last_obs, {}
+        return self._some_obs, {}
 
-    def _step(self, action: Any) -> FiveTuple:
-        result = self._kind_step(action)
+    def five_tuple(self, result: Any) -> FiveTuple:
+        """What `step` returned as a row: a plain step as it is, anything else with a record for its info."""
         if type(result) is tuple and len(result) == 5 and type(result[1]) is float:
             info = result[4]
-            if type(info) is dict and (not info or RESERVED.isdisjoint(info)):
-                self._last_obs = result[0]
+            if type(info) is dict and RESERVED.isdisjoint(info):
                 return result
         timestep = self._timestep(result)
         if is_abnormal(timestep.info):
-            return self._last_obs, 0.0, False, False, {WHOLE: timestep}
-        obs = self._last_obs = timestep.obs
+            return self._some_obs, 0.0, False, False, {WHOLE: timestep}
+        obs = timestep.obs
         names = getattr(timestep, "_fields", None)
         if names is None:
             return obs, 0.0, bool(timestep.done), False, {WHOLE: timestep}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from shmenv import manager_config
 from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, WorkerError
-from shmenv.managed import Orders
+from shmenv.managed import orders
 from shmenv.manager_base import EnvState, ManagerBase
 from shmenv.pool import Pool
 
@@ -83,20 +83,15 @@ class AsyncSubprocessEnvManager(ManagerBase):
         asked, last = set(ids), None
         told = [error for error in self._failures if asked.issuperset(_ids_of(error))]
         while ids:
-            orders = [
-                Orders(
-                    arguments=self._reset_param[i],
-                    seed=self._env_seed[i],
-                    dynamic_seed=self._env_dynamic_seed,
-                    seeding=self._env_seeding[i],
-                    generation=self._seeded_at[i],
-                    stride=self._env_num,
-                    replay=self._env_replay_path[i],
+            options = [
+                orders(
+                    self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
+                    self._seeded_at[i], self._env_num, self._env_replay_path[i],
                 )
                 for i in ids
-            ]
+            ]  # fmt: skip
             try:
-                pool.send_reset(options=orders, env_id=ids)
+                pool.send_reset(options=options, env_id=ids)
                 break
             except WorkerError as error:  # nothing was sent
                 new = self._note(error, spared=asked)
@@ -202,7 +197,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
     def _send(self, pool: Pool, ids: list[int], actions: list[Any]) -> None:
         while True:
             try:
-                pool.send(actions, env_id=ids)
+                pool.send(actions, env_id=None if len(ids) == self._env_num else ids)
                 break
             except WorkerError as error:  # nothing was sent
                 self._fail(error, unsent=True)

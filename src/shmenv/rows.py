@@ -109,8 +109,7 @@ class Rows:
         row = field.shape[2:]
         if target is None:
             target = np.empty((len(ids), *row), field.dtype)
-        if target.nbytes:
-            self._port.gather(ids, self._plan.layout.offset(name), target.nbytes // len(ids), target.ctypes.data)
+        self._port.gather(ids, self._plan.layout.offset(name), target)
         return target
 
     def _nest(self, arrays: list[Array], objects: Sequence[Any]) -> Any:

@@ -55,9 +55,9 @@ class ManagedEnv(GymEnv):
     """Makes an env of any kind one whose rows carry whole timesteps.
 
     A plain step, of five values with a float for its reward and a dict for its info, travels as it is; from it the
-    manager makes a `BaseEnvTimestep`. Any other becomes (obs, 0.0, done, False, record), and the record holds all fields
-    of the timestep but its obs, each as the env gave it. An abnormal timestep travels whole, its obs included, which
-    need not fit the space.
+    manager makes a `BaseEnvTimestep`. Any other becomes (obs, 0.0, done, False, record), and the record holds all
+    fields of the timestep but its obs, each as the env gave it. An abnormal timestep travels whole, its obs included,
+    which need not fit the space.
 
     Called by: the worker, in place of the env's own kind.
     """

@@ -1,9 +1,14 @@
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from shmenv.cpu import THREAD_VARIABLES, cpu_quota, limit_threads, limited_threads, pin_plan, usable_cores
+from shmenv.cpu import (
+    THREAD_VARIABLES, Spreader, cpu_quota, limit_threads, limited_threads, pin_plan, usable_cores,
+)  # fmt: skip
 from shmenv.errors import UsageError
 
 V2_MOUNT = "30 20 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate"
@@ -139,3 +144,55 @@ def test_named_cores_are_taken_in_turn_in_the_order_given() -> None:
 def test_an_affinity_that_cannot_be_is_a_usage_error(affinity: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         pin_plan(affinity, 2)  # type: ignore[arg-type]
+
+
+class Cores:
+    """Stands in for the system's calls: three cores, and who was sent where."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.calls = 100.0, list[tuple[int, set[int]]]()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+        monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: self.calls.append((pid, set(cores))))
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def test_a_worker_that_shares_a_core_is_moved_to_a_free_one_and_not_kept_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = Cores(monkeypatch)
+    Spreader().spread([11, 12, 13], [1, 1, 0])
+    assert cores.calls == [(12, {2}), (12, {0, 1, 2})]
+
+
+def test_workers_that_share_stay_where_they_are_if_no_core_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = Cores(monkeypatch)
+    Spreader().spread([11, 12, 13, 14], [1, 1, 0, 2])
+    assert not cores.calls
+
+
+def test_moves_that_do_not_hold_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores, spreader = Cores(monkeypatch), Spreader()
+    for _ in range(1000):  # once a millisecond, and the kernel always moves it back
+        spreader.spread([11, 12], [1, 1])
+        cores.now += 0.001
+    assert 5 <= len(cores.calls) // 2 <= 12
+    cores.now += 60
+    cores.calls.clear()
+    for _ in range(4):
+        spreader.spread([11, 12], [1, 1])
+        cores.now += 0.0011
+    assert len(cores.calls) // 2 >= 2  # long after the last one, it is tried as readily as at first
+
+
+def test_a_worker_that_has_just_ended_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    Spreader().spread([os.getpid(), child.pid], [0, 0])
+
+
+def test_a_moved_process_may_run_wherever_it_might_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        before = os.sched_getaffinity(child.pid)
+        Spreader().spread([os.getpid(), child.pid], [min(before), min(before)])
+        assert os.sched_getaffinity(child.pid) == before
+        child.communicate(b"\n", timeout=60)

@@ -52,6 +52,7 @@ cdef extern from "channel.h" nogil:
     const uint32_t SHM_QUIT
     const int64_t INT64_MAX
     int64_t os_now_ns()
+    uint32_t os_core()
     uint32_t shm_bell(shm_worker *)
     uint32_t shm_order(shm_worker *)
     int shm_await_bell(shm_worker *, uint32_t, shm_wait *)
@@ -59,6 +60,7 @@ cdef extern from "channel.h" nogil:
     void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     void shm_doing_nothing(shm_worker *, uint32_t)
     void shm_count_step(shm_worker *)
+    void shm_note_core(shm_worker *, uint32_t)
     void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)
     void shm_respond(a32 *, uint32_t)
     uint32_t shm_responded(a32 *)
@@ -211,6 +213,7 @@ cdef class Loop:
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if busy:
+                shm_note_core(self.me, os_core())
                 now = os_now_ns()
                 shm_account(self.me, now - since, 0, &self.wait)
                 since = now

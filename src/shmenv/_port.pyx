@@ -53,6 +53,7 @@ cdef extern from "channel.h" nogil:
     void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     uint32_t shm_generation(shm_worker *)
     void shm_read_account(shm_worker *, uint64_t *)
+    uint32_t shm_core(shm_worker *)
 
 RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
 ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE
@@ -124,6 +125,7 @@ cdef class Port:
     cdef uint64_t serial
     cdef shm_wait wait
     cdef readonly uint32_t pending
+    cdef readonly uint32_t crowded  # batches in a row whose workers shared a core
 
     def __cinit__(self, segment, dict at, list workers, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
                   uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns):
@@ -178,6 +180,8 @@ cdef class Port:
         cdef int64_t now = os_now_ns()
         cdef Env *env
         cdef uint32_t word
+        cdef uint64_t taken = 0, core
+        cdef bint shared = False
         self.serial += 1
         for k in range(n):
             i = k if ids is None else ids[k]
@@ -202,7 +206,14 @@ cdef class Port:
         for k in range(self.num_workers):
             if self.rung[k]:
                 self.rung[k] = 0
+                core = <uint64_t>1 << (shm_core(self.workers[k]) & 63)  # beyond 64 cores a hint that may be wrong
+                shared, taken = shared or (taken & core) != 0, taken | core
                 shm_ring_bell(self.workers[k], now)
+        self.crowded = self.crowded + 1 if shared else 0
+
+    def cores(self):
+        """The core on which each worker took up its last commands."""
+        return [shm_core(self.workers[w]) for w in range(self.num_workers)]
 
     def renew(self, uint32_t env_id, bint keep, bint has_payload):
         """Give one env a reset in place of the command whose answer the caller is owed, onto the same row.

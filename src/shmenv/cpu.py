@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0  # seconds between two moves of workers; a move costs some 20 us
+CALM = 20  # moves are not repeated for so many pauses: the last one held
 
 
 def usable_cores(root: str | Path = "/") -> int:
@@ -161,3 +165,50 @@ def pin_plan(affinity: Literal["spread"] | Sequence[int] | None, num_workers: in
         if refused:
             raise UsageError(f"affinity names cores {refused}, but this process may run on {allowed} only")
     return [{cores[worker % len(cores)]} for worker in range(num_workers)]
+
+
+class Spreader:
+    """Moves workers apart that the kernel keeps on one core while another is free. Nothing is pinned by it.
+
+    The kernel does so to processes that hand over to one another often: each is woken where the waker runs, and a core
+    that is idle for microseconds only fetches no work. Who moves back is left alone for longer each time, so that a
+    machine on which the kernel knows better is not disturbed.
+
+    Called by: the manager's thread, while the workers are at work.
+    """
+
+    def __init__(self) -> None:
+        self._pause = FIRST_PAUSE
+        self._next = self._calm_at = 0.0  # time.monotonic
+
+    def spread(self, pids: Sequence[int], cores: Sequence[int]) -> None:
+        """Give each worker that shares its core with one before it a core of its own, as far as there are any.
+
+        Args:
+            pids: the workers; 0 for one that is not running.
+            cores: where each of them is.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._pause = min(2 * self._pause, LONGEST_PAUSE) if now < self._calm_at else FIRST_PAUSE
+        self._next, self._calm_at = now + self._pause, now + CALM * self._pause
+        seen = set[int]()
+        free = sorted(os.sched_getaffinity(0).difference(cores))
+        for pid, core in zip(pids, cores, strict=True):
+            if pid and core in seen and free:
+                _move(pid, free.pop())
+            seen.add(core)
+
+
+def _move(pid: int, core: int) -> None:
+    """Have a process go on on another core, from which it may go where it might before."""
+    try:
+        allowed = os.sched_getaffinity(pid)
+        if core in allowed:
+            try:
+                os.sched_setaffinity(pid, {core})
+            finally:
+                os.sched_setaffinity(pid, allowed)
+    except OSError:  # it has just ended
+        pass

@@ -10,6 +10,7 @@ from shmenv import _port, codec
 from shmenv._port import Port
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
+from shmenv.cpu import Spreader
 from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.info import Infos
 from shmenv.observation import ObservationError
@@ -23,6 +24,7 @@ from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 MISFIT = f"{ObservationError.__module__}.{ObservationError.__qualname__}"
+CROWDED = 8  # batches in a row in which workers shared a core, until they are moved apart
 POISON = 0xA5  # what debug mode fills recycled rows with
 
 
@@ -49,6 +51,7 @@ class Exchange:
         copy: bool,
         debug: bool,
         spin_ns: int,
+        spreader: Spreader | None,
     ) -> None:
         buffer, n = segment.buffer, plan.num_envs
         self.plan, self.buffer, self.workers = plan, buffer, workers
@@ -67,6 +70,7 @@ class Exchange:
         self.inbound, self.calls = plan.mail("inbound", buffer, spill), plan.mail("call", buffer, spill)
         self.actions = ActionWriter(plan.action_node, plan.rows("action", buffer), n)
         self.all_ids = np.arange(n, dtype=np.uint32)
+        self._spreader = spreader
         self._copy, self._debug, self._recycles = copy, debug, policy.recycle_after is not None
         self._rows = Rows(plan, buffer, self.port, spill)
         self._state = np.full(n, NEEDS_RESET, np.uint8)
@@ -261,6 +265,8 @@ class Exchange:
             self._poison(self.all_ids if ids is None else ids, plane)
         if ids is None or len(ids):
             self.port.command(ids, code, plane, True, payloads)
+            if self.port.crowded >= CROWDED and self._spreader is not None:
+                self._spreader.spread(self.workers.pids, self.port.cores())
 
     def _around_troubles(
         self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int

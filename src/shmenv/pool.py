@@ -212,7 +212,11 @@ class Pool:
                 plan = _plan(reports, ranges, slots, autoreset)
                 segment.allocate(plan.layout.size, plan.purpose)
                 spin_ns = SPIN_NS if affinity == "spread" else 0
-                exchange = Exchange(plan, segment, spill, workers, policy, copy=copy, debug=debug, spin_ns=spin_ns)
+                spreader = cpu.Spreader() if spins and affinity is None and num_workers > 1 else None
+                exchange = Exchange(
+                    plan, segment, spill, workers, policy,
+                    copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader,
+                )  # fmt: skip
                 workers.watch(exchange.port, segment, plan)
                 workers.go(plan)
                 return plan, (reports[0].obs_space, reports[0].action_space), exchange

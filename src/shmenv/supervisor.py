@@ -393,6 +393,11 @@ class Supervisor:
         self._watch_one(handle, closing=True)
         self._port.order_one_to_quit(worker_id)
 
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker; 0 where none runs yet."""
+        return [handle.pid or 0 for handle in self.handles]
+
     # -- death
 
     def newly_dead(self, look: bool = False) -> Iterator[Handle]:

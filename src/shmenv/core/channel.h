@@ -19,6 +19,7 @@ typedef struct {
     a64 wait_ns;            /* time spent waiting for commands */
     a64 spins;              /* waits that ended while spinning */
     a64 parks;              /* futex waits entered */
+    a32 core;               /* the core on which it took up its last commands */
 } shm_worker;
 
 enum { SHM_RUN = 0, SHM_QUIT = 1 };
@@ -59,6 +60,8 @@ static inline uint32_t shm_order(shm_worker *w) {
 static inline void shm_count_step(shm_worker *w) {
     SHM_STORE(&w->steps, SHM_LOAD(&w->steps, relaxed) + 1, relaxed);
 }
+static inline void shm_note_core(shm_worker *w, uint32_t core) { SHM_STORE(&w->core, core, relaxed); }
+static inline uint32_t shm_core(shm_worker *w) { return SHM_LOAD(&w->core, relaxed); } /* a hint; called by any side */
 static inline void shm_account(shm_worker *w, int64_t busy_ns, int64_t wait_ns, const shm_wait *wait) {
     SHM_STORE(&w->busy_ns, SHM_LOAD(&w->busy_ns, relaxed) + (uint64_t)busy_ns, relaxed);
     SHM_STORE(&w->wait_ns, SHM_LOAD(&w->wait_ns, relaxed) + (uint64_t)wait_ns, relaxed);

@@ -27,6 +27,7 @@ static inline int64_t os_now_ns(void) {
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 static inline void os_yield(void) { sched_yield(); }
+static inline uint32_t os_core(void) { return (uint32_t)sched_getcpu(); } /* the core this thread runs on just now */
 
 /* Futex words are shared between processes: never FUTEX_PRIVATE_FLAG, whose wake-ups stay inside one process. */
 enum { OS_WOKEN = 0, OS_TIMED_OUT = 1, OS_INTERRUPTED = 2 };

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from shmenv.cpu import (
-    THREAD_VARIABLES, Spreader, cpu_quota, limit_threads, limited_threads, pin_plan, usable_cores,
+    THREAD_VARIABLES,
+    Spreader,
+    cpu_quota,
+    limit_threads,
+    limited_threads,
+    pin_plan,
+    usable_cores,
 )  # fmt: skip
 from shmenv.errors import UsageError
 

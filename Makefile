@@ -20,7 +20,7 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench explore stress sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare explore stress sanitize sdist wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,10 @@ types: .venv/.built ## check the type hints (mypy strict) and the stubs of the c
 bench: .venv/.built ## measure every part beside its plain alternative (pytest-benchmark)
 	@$(BIN)/python -m pytest bench/bench_*.py -m "" --timeout=0 --benchmark-only \
 	    --benchmark-columns=median,iqr,min,rounds $(ARGS)
+
+compare: .venv/.built ## measure shmenv beside other libraries, all in one run; writes docs/performance.md
+	@$(BIN)/python tools/peers.py
+	@$(BIN)/python bench/compare.py $(ARGS)
 
 explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score
 	@$(BIN)/python tests/core/mutate.py --full $(ARGS)

@@ -8,74 +8,24 @@ and SyncVectorEnv. Before the clock starts all but the limit are compared value 
 """
 
 import argparse
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import numpy as np
-from cases import CASES, Case
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from machine import describe
 
 import shmenv
+from cases import CASES, Case
+from free import Limit
+from machine import describe
 from shmenv.cli.demo import GymnasiumPlayer, Player, PoolPlayer, check_values
 from shmenv.cpu import usable_cores
 
 LIMIT, POOL, ASYNC, SYNC = "the limit", "shmenv.Pool", "AsyncVectorEnv", "SyncVectorEnv"
-
-
-def run_freely(pickled: bytes, actions: list[np.ndarray[Any, Any]], orders: Connection) -> None:
-    """Steps envs for as many seconds as each order says, and answers with (env steps, seconds)."""
-    envs = [make() for make in cloudpickle.loads(pickled)]
-    for env in envs:
-        env.reset(seed=0)
-    orders.send("ready")
-    while (seconds := orders.recv()) is not None:
-        batches = 0
-        start = time.perf_counter()
-        while (now := time.perf_counter()) < start + seconds:
-            for env, action in zip(envs, actions[batches % len(actions)], strict=True):
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-            batches += 1
-        orders.send((batches * len(envs), now - start))
-
-
-class Limit:
-    """The free-running processes."""
-
-    def __init__(self, case: Case, num_workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.orders: list[Connection] = []
-        self.processes = []
-        for envs in np.array_split(np.arange(case.num_envs), num_workers):
-            ours, theirs = context.Pipe()
-            pickled = cloudpickle.dumps([case.env_fns[env] for env in envs])
-            actions = [row[envs] for row in case.actions()]
-            self.processes.append(context.Process(target=run_freely, args=(pickled, actions, theirs), daemon=True))
-            self.processes[-1].start()
-            self.orders.append(ours)
-        for order in self.orders:
-            assert order.recv() == "ready"
-
-    def speed(self, seconds: float) -> float:
-        """Env steps per second of all of them together."""
-        for order in self.orders:
-            order.send(seconds)
-        answers = [order.recv() for order in self.orders]
-        return float(sum(steps / spent for steps, spent in answers))
-
-    def close(self) -> None:
-        for order, process in zip(self.orders, self.processes, strict=True):
-            order.send(None)
-            process.join()
 
 
 def speed_of(player: Player, num_envs: int, actions: list[np.ndarray[Any, Any]], seconds: float) -> float:

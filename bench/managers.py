@@ -15,11 +15,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from cases import CASES, Idle
-from limit import LIMIT, POOL, Limit, speed_of
-from machine import describe
 
 import shmenv
+from cases import CASES, Idle
+from free import Limit
+from limit import LIMIT, POOL, speed_of
+from machine import describe
 from shmenv.cli.demo import PoolPlayer
 
 WORKERS = 2

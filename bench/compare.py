@@ -1,0 +1,249 @@
+"""How does shmenv compare with the libraries that do the same, on this machine?
+
+Each contestant is a process of its own, with its library's environment (tools/peers.py makes them), started once and
+driven by this one. In each workload all take turns for some rounds, in an order that rotates; who isn't at rest between
+its turns is stopped. Before its clock starts, each has the first values of env 0 compared with a plain loop's. What can
+be set and isn't a matter of taste (workers, batches, copies) is tried, and the fastest is measured.
+
+The limit is one process a core that steps its share of the same envs and never talks; a library whose environment
+has another numpy is measured by the limit of that environment.
+
+    make compare                                              all: writes docs/performance.md with its plots
+    make compare ARGS="--only cartpole64 idle64 --rounds 3"   prints only
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import report
+from contestants import CONTESTANTS, LIMIT, ROOT, Contestant
+from drive import RESTLESS, Broken, Driven
+from machine import describe
+from workloads import WORKLOADS, Workload
+
+CACHE = ROOT / ".cache"  # not kept
+START = 180.0  # seconds that a contestant may take to try its settings and start
+SETTLED = 0.2  # seconds that CPU use is watched after a contestant's turn
+FIRSTS = 3  # pauses
+
+
+class Field:
+    """All contestants, as far as they are installed."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.log = CACHE / "compare.log"
+        self.told: dict[str, dict[str, Any]] = {}
+        self.seats: dict[str, Driven] = {}
+        self.copies: list[Driven] = []
+        chosen = [one for one in CONTESTANTS if not names or one.name in names or one.name == LIMIT]
+        for contestant in chosen:
+            self._seat(contestant)
+        limits: dict[tuple[str, str], str] = {}
+        for contestant in chosen:
+            told = self.told[contestant.name]
+            if "missing" in told:
+                continue
+            key = told["numpy"], told["gymnasium"]
+            if key not in limits:
+                limits[key] = LIMIT if not limits else f"{LIMIT}, numpy {key[0]}, gymnasium {key[1]}"
+                if limits[key] != LIMIT:
+                    self._seat(Contestant(limits[key], "limit", "plain", contestant.venv, "gymnasium"))
+            told["limit"] = limits[key]
+
+    def _seat(self, contestant: Contestant) -> None:
+        told = self.told[contestant.name] = {"package": contestant.package}
+        try:
+            driven = Driven(contestant, self.log)
+            told |= driven.order("versions", packages=[contestant.package, "gymnasium", "numpy"])
+            self.seats[contestant.name] = driven
+        except Broken as reason:
+            told["missing"] = str(reason)
+
+    @contextmanager
+    def playing(self, name: str) -> Iterator[tuple[dict[str, list[Driven]], dict[str, Any]]]:
+        """Those that can do the workload, started, each with its copies; and the first entries about all."""
+        able: dict[str, list[Driven]] = {}
+        about: dict[str, Any] = {}
+        for contestant, first in list(self.seats.items()):
+            about[contestant] = self._enter(able, name, first)
+        try:
+            yield able, about
+        finally:
+            for driven in able.values():
+                for number, one in enumerate(driven):
+                    self._leave(one, only_workload=number == 0)
+
+    def _enter(self, able: dict[str, list[Driven]], name: str, first: Driven) -> dict[str, Any]:
+        group = [first]
+        try:
+            if first.ended:
+                first = self.seats[first.name] = Driven(first.contestant, self.log)
+                group = [first]
+            answer = first.order("start", START, name=name, settings=None)
+            if not answer["able"]:
+                return {}
+            for _ in range(WORKLOADS[name].copies - 1):
+                group.append(Driven(first.contestant, self.log))
+                group[-1].order("start", START, name=name, settings=answer["settings"])
+            for one in group:
+                watch(one, WORKLOADS[name])
+        except Broken as reason:
+            for number, one in enumerate(group):
+                self._leave(one, only_workload=number == 0)
+            return {"failed": str(reason)}
+        able[first.name] = group
+        return {key: answer[key] for key in ("settings", "checked", "start")}
+
+    @staticmethod
+    def _leave(driven: Driven, only_workload: bool) -> None:
+        driven.proceed()
+        driven.restless = False
+        if driven.ended:
+            return
+        try:
+            if only_workload:
+                driven.order("stop")
+                return
+        except Broken:
+            pass
+        driven.end()
+
+    def close(self) -> None:
+        for driven in self.seats.values():
+            if not driven.ended:
+                driven.end()
+
+
+def watch(driven: Driven, workload: Workload) -> None:
+    """Finds out whether it rests when it is not its turn."""
+    if not workload.pause:
+        driven.order("run", seconds=0.05)
+    driven.look()
+    used = driven.cpu()
+    time.sleep(SETTLED)
+    driven.restless = (driven.cpu() - used) / SETTLED > RESTLESS
+    driven.rest()
+
+
+@contextmanager
+def hog(wanted: bool) -> Iterator[None]:
+    """A process that computes all the time."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def turn(group: list[Driven], seconds: float) -> dict[str, float]:
+    """One measurement: the mean of the copies' speeds, and the CPU time of them all."""
+    before = sum(one.cpu() for one in group)
+    for one in group:
+        one.ask("run", seconds=seconds)
+    answers = [one.answer(60 + 10 * seconds) for one in group]
+    cpu = sum(one.cpu() for one in group) - before
+    for one in group:
+        one.rest()
+    told = {"speed": statistics.mean(answer["speed"] for answer in answers), "cpu": cpu}
+    told["steps"] = sum(answer["steps"] for answer in answers)
+    return told | {key: answers[0][key] for key in ("median", "p99") if key in answers[0]}
+
+
+def play(field: Field, name: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """All rounds of a workload; an entry a contestant."""
+    with field.playing(name) as (able, about), hog(WORKLOADS[name].hog):
+        order = list(able)
+        for number in range(rounds):
+            for contestant in order[number % len(order) :] + order[: number % len(order)]:
+                entry = about[contestant]
+                if "failed" in entry:
+                    continue
+                try:
+                    entry.setdefault("rounds", []).append(turn(able[contestant], seconds))
+                except Broken as reason:
+                    entry["failed"] = str(reason)
+    return about
+
+
+def pause(field: Field, name: str, seconds: float) -> dict[str, Any]:
+    """The CPU time that a pause costs each contestant, and its first batch after it."""
+    with field.playing(name) as (able, about):
+        groups = {contestant: group[0] for contestant, group in able.items()}
+        for _ in range(FIRSTS):
+            for driven in groups.values():
+                driven.order("once")
+            before = {contestant: driven.cpu() for contestant, driven in groups.items()}
+            time.sleep(seconds)
+            used = {contestant: driven.cpu() - before[contestant] for contestant, driven in groups.items()}
+            for driven in groups.values():
+                driven.rest()
+            for contestant, driven in groups.items():
+                first = driven.order("once")["seconds"]
+                driven.rest()
+                about[contestant].setdefault("pauses", []).append({"cpu": used[contestant] / seconds, "first": first})
+    return about
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="workload", choices=WORKLOADS, help=", ".join(WORKLOADS))
+    names = [contestant.name for contestant in CONTESTANTS]
+    parser.add_argument("--contestants", nargs="+", metavar="name", choices=names, default=[], help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
+    parser.add_argument("--pause", type=float, default=10.0, help="length of the pauses, in seconds")
+    parser.add_argument("--again", action="store_true", help="only write the page anew, from what was measured last")
+    chosen = parser.parse_args()
+    if chosen.again:
+        report.publish(report.load(report.STORED.read_text()))
+        return
+    CACHE.mkdir(exist_ok=True)
+    result: dict[str, Any] = {
+        "machine": describe(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": f"make compare{' ARGS=' + shlex.quote(shlex.join(sys.argv[1:])) if sys.argv[1:] else ''}",
+        "rounds": chosen.rounds,
+        "seconds": chosen.seconds,
+        "pause": chosen.pause,
+    }
+    print(result["machine"])
+    begin = time.monotonic()
+    field = Field(chosen.contestants)
+    result["contestants"] = field.told
+    report.print_missing(result)
+    try:
+        workloads = result["workloads"] = {}
+        for name in chosen.only or WORKLOADS:
+            if WORKLOADS[name].pause:
+                workloads[name] = pause(field, name, chosen.pause)
+            else:
+                workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
+            report.print_workload(result, name)
+    finally:
+        field.close()
+    result["minutes"] = round((time.monotonic() - begin) / 60, 1)
+    report.print_all(result)
+    if chosen.only or chosen.contestants:
+        path = CACHE / "compare.json"
+        path.write_text(json.dumps(result))
+        print(f"\nwrote {path}; docs/performance.md is written by a run of everything")
+    else:
+        report.STORED.write_text(report.compact(result))
+        report.publish(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The comparison as a person reads it: tables on the terminal, docs/performance.md and its plots."""
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib
+from rich.console import Console
+from rich.table import Table
+
+from contestants import ROOT
+from figures import NAMES, Result, Row, env_series, figure_table, share_table, shares, short, speeds
+from workloads import WORKLOADS
+
+DOCS = ROOT / "docs"
+STORED = DOCS / "performance.json"
+PAGE = DOCS / "performance.md"
+BEGIN, END = "<!-- written by make compare -->", "<!-- until here -->"
+WIDE = 5  # columns that fit a terminal
+
+console = Console(highlight=False)
+
+
+def compact(result: Result) -> str:
+    """As JSON that a diff can be read of, with no more digits than are known."""
+
+    def rounded(value: object) -> object:
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        if isinstance(value, dict):
+            return {key: rounded(one) for key, one in value.items()}
+        return [rounded(one) for one in value] if isinstance(value, list) else value
+
+    head = {key: value for key, value in result.items() if key != "workloads"}
+    lines = [f"{json.dumps(key)}: {json.dumps(rounded(value))}" for key, value in head.items()]
+    for name, entries in result["workloads"].items():
+        told = ",\n  ".join(f"{json.dumps(key)}: {json.dumps(rounded(entry))}" for key, entry in entries.items())
+        lines.append(f"{json.dumps('workloads/' + name)}: {{\n  {told}}}")
+    return "{" + ",\n".join(lines) + "}\n"
+
+
+def load(text: str) -> Result:
+    """The reverse of `compact`."""
+    stored = json.loads(text)
+    result = {key: value for key, value in stored.items() if not key.startswith("workloads/")}
+    prefix = len("workloads/")
+    result["workloads"] = {key[prefix:]: value for key, value in stored.items() if key.startswith("workloads/")}
+    return result
+
+
+def print_missing(result: Result) -> None:
+    """Those that are not installed, and why."""
+    for name, told in result["contestants"].items():
+        if "missing" in told:
+            console.print(f"missing: {name}: {told['missing']}", markup=False)
+
+
+def print_workload(result: Result, name: str) -> None:
+    """One workload in detail."""
+    workload = WORKLOADS[name]
+    table = Table(title=workload.title, title_justify="left", box=None)
+    for head in ("", "of the limit", "low-high", "env steps/s", "settings"):
+        table.add_column(head, justify="left" if head in ("", "settings") else "right", no_wrap=head != "settings")
+    for contestant, entry in result["workloads"][name].items():
+        if "failed" in entry:
+            table.add_row(contestant, "failed", "", "", entry["failed"])
+        elif "rounds" in entry:
+            own, raw = shares(result, name, contestant), speeds(result, name, contestant)
+            share = [short(statistics.median(own)), f"{short(min(own))}-{short(max(own))}"] if own else ["", ""]
+            settings = " ".join(f"{key}={value}" for key, value in entry["settings"].items())
+            table.add_row(contestant, *share, f"{statistics.median(raw):,.0f}", settings)
+        elif "pauses" in entry:
+            firsts = ", ".join(f"{1000 * one['first']:.2f} ms" for one in entry["pauses"])
+            used = max(one["cpu"] for one in entry["pauses"])
+            table.add_row(contestant, "", "", "", f"first batches {firsts}; {100 * used:.1f} % of a core meanwhile")
+    console.print(table)
+
+
+def print_all(result: Result) -> None:
+    """Both tables at the end."""
+    for title, rows in (("share of the limit", share_table(result)), ("ratios and costs", figure_table(result))):
+        for begin in range(0, len(rows), WIDE):
+            some = rows[begin : begin + WIDE]
+            table = Table(title=f"{title}" if not begin else None, title_justify="left")
+            table.add_column("", no_wrap=True)
+            for row in some:
+                table.add_column(row.label, justify="right")
+            for name in NAMES:
+                cells = [row.cells.get(name, "-").partition(" ")[0] for row in some]
+                if any(cell != "-" for cell in cells):
+                    table.add_row(name, *cells)
+            console.print(table)
+
+
+def publish(result: Result) -> None:
+    """Writes the plots, and the part of docs/performance.md that is between the two marks."""
+    _draw_scaling(result, DOCS / "performance-envs.svg")
+    _draw_shares(result, DOCS / "performance-shares.svg")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{_section(result)}\n{END}{after}")
+    console.print(f"wrote {PAGE}, {STORED.name} and two plots")
+
+
+def _section(result: Result) -> str:
+    lines = [
+        f"`{result['command']}`, {result['date']}, {result['minutes']} minutes: medians of {result['rounds']} rounds of"
+        f" {result['seconds']:g} s in turn.",
+        f"{result['machine']}.",
+        "",
+        "| contestant | version | numpy | Gymnasium | settings for 64 CartPole | first values |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    entries = result["workloads"].get("cartpole64", {})
+    for name, told in result["contestants"].items():
+        if "missing" in told:
+            lines.append(f"| {name} | missing: {told['missing']} | | | | |")
+            continue
+        entry = entries.get(name, {})
+        settings = ", ".join(f"`{key}={value}`" for key, value in entry.get("settings", {}).items()) or "default"
+        values = "equal" if entry.get("checked") else "-"
+        version = f"{told['package']} {told[told['package']]}"
+        lines.append(f"| {name} | {version} | {told['numpy']} | {told['gymnasium']} | {settings} | {values} |")
+    lines += ["", "Share of the limit, with the lowest and the highest round:", "", *_markdown(share_table(result))]
+    lines += ["", "![Share of the limit by workload](performance-shares.svg)"]
+    lines += ["", "Ratios and costs:", "", *_markdown(figure_table(result))]
+    lines += ["", "![Env steps a second by number of envs](performance-envs.svg)", ""]
+    return "\n".join(lines)
+
+
+def _markdown(rows: list[Row]) -> list[str]:
+    """A column each for those that have a figure at all."""
+    heads = [name for name in NAMES if any(name in row.cells for row in rows)]
+    lines = [f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
+    return lines + [f"| {row.label} | {' | '.join(row.cells.get(name, '-') for name in heads)} |" for row in rows]
+
+
+def _style() -> None:
+    matplotlib.use("svg")
+    # Text stays text, and the same numbers give the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "shmenv", "font.size": 9, "axes.grid": True})
+
+
+def _look(name: str) -> dict[str, object]:
+    """The same color and marker for a contestant in every plot."""
+    number = NAMES.index(name)
+    return {"color": f"C{number % 10}", "marker": "os^Dvp*X<>hd8P"[number], "label": name}
+
+
+def _draw_scaling(result: Result, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    _style()
+    axes = (figure := Figure(figsize=(8, 5), layout="constrained")).add_subplot()
+    for name in NAMES:
+        series = env_series(result, name)
+        if len(series) > 1:
+            axes.plot(list(series), list(series.values()), markersize=4, linewidth=1, **_look(name))  # type: ignore[arg-type]
+    axes.set(xscale="log", yscale="log", xlabel="CartPole envs", ylabel="env steps a second")
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _draw_shares(result: Result, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    _style()
+    axes = (figure := Figure(figsize=(8, 5), layout="constrained")).add_subplot()
+    names = [name for name in result["workloads"] if not WORKLOADS[name].pause and not WORKLOADS[name].grid]
+    for contestant in NAMES[1:]:
+        medians = [(shares(result, name, contestant), place) for place, name in enumerate(names)]
+        points = [(statistics.median(own), place) for own, place in medians if own]
+        if points:
+            axes.plot(*zip(*points, strict=True), linestyle="", markersize=5, **_look(contestant))  # type: ignore[arg-type]
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="share of the limit")
+    axes.set_yticks(range(len(names)), [WORKLOADS[name].title for name in names])
+    axes.invert_yaxis()
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, metadata={"Date": None})

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, Case, Idle
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import shmenv
+from cases import CASES, Case, Idle
 from shmenv.cli.demo import GymnasiumPlayer, Player, PoolPlayer
 
 PLAYERS: dict[str, Callable[[list[Callable[[], Any]]], Player]] = {

@@ -49,6 +49,7 @@ class Driven:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=environ,
+                cwd=log.parent,  # PufferLib leaves a link where it is imported
                 start_new_session=True,  # Ctrl-C is for the caller, which ends this one
             )
         self.root = psutil.Process(self.child.pid)

@@ -86,7 +86,9 @@ def make(name: str) -> str | None:
         commands += [[str(python), "-c", f"import {environment.check}"]]
         for command in commands:
             try:
-                done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60 * MINUTES)
+                done = subprocess.run(
+                    command, env=variables, cwd=site, capture_output=True, text=True, timeout=60 * MINUTES
+                )
             except subprocess.TimeoutExpired:
                 return f"{' '.join(command[2:])} took more than {MINUTES} minutes"
             if done.returncode:

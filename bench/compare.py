@@ -28,7 +28,7 @@ import report
 from contestants import CONTESTANTS, LIMIT, ROOT, Contestant
 from drive import RESTLESS, Broken, Driven
 from machine import describe
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS
 
 CACHE = ROOT / ".cache"  # not kept
 START = 180.0  # seconds that a contestant may take to try its settings and start
@@ -95,7 +95,7 @@ class Field:
                 group.append(Driven(first.contestant, self.log))
                 group[-1].order("start", START, name=name, settings=answer["settings"])
             for one in group:
-                watch(one, WORKLOADS[name])
+                watch(one)
         except Broken as reason:
             for number, one in enumerate(group):
                 self._leave(one, only_workload=number == 0)
@@ -123,10 +123,8 @@ class Field:
                 driven.end()
 
 
-def watch(driven: Driven, workload: Workload) -> None:
-    """Finds out whether it rests when it is not its turn."""
-    if not workload.pause:
-        driven.order("run", seconds=0.05)
+def watch(driven: Driven) -> None:
+    """Finds out whether it rests now that it has nothing to do."""
     driven.look()
     used = driven.cpu()
     time.sleep(SETTLED)

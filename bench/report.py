@@ -16,9 +16,9 @@ DOCS = ROOT / "docs"
 STORED = DOCS / "performance.json"
 PAGE = DOCS / "performance.md"
 BEGIN, END = "<!-- written by make compare -->", "<!-- until here -->"
-WIDE = 5  # columns that fit a terminal
+WIDE = 6  # columns that fit a terminal
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=max(110, Console().width))
 
 
 def compact(result: Result) -> str:

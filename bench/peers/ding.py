@@ -11,6 +11,9 @@ from peers.managed import ManagerPlayer
 from workloads import Workload
 
 
+SLOW_START = True
+
+
 class DingEnv:
     """A Gymnasium env in DI-engine's manner, with as little around it as there can be."""
 
@@ -37,7 +40,9 @@ class DingEnv:
 
 
 def settings(workload: Workload, kind: str) -> list[dict[str, Any]]:
-    if not workload.suits_process_an_env or (workload.batch and kind == "subprocess"):
+    if not workload.suits_process_an_env:
+        return []
+    if workload.waits and kind == ("subprocess" if workload.batch else "async_subprocess"):
         return []
     inplace: dict[str, Any] = {"reset_inplace": True}  # by the worker and not by a thread of the caller
     if workload.batch:

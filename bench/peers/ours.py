@@ -37,9 +37,9 @@ class PoolPlayer:
 
 
 def settings(workload: Workload, kind: str) -> list[dict[str, Any]]:
-    if workload.batch:
-        return [] if kind == "subprocess" else [{"wait_num": workload.batch}] if kind == "async_subprocess" else [{}]
-    return [{}]
+    if workload.waits and kind == ("subprocess" if workload.batch else "async_subprocess"):
+        return []
+    return [{"wait_num": workload.batch}] if workload.batch and kind == "async_subprocess" else [{}]
 
 
 def start(workload: Workload, kind: str, **options: Any) -> Player:

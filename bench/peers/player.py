@@ -38,7 +38,7 @@ class Player(Protocol):
 
 
 class Contestant(Protocol):
-    """A module of this package."""
+    """A module of this package. One with a true `SLOW_START` tries its settings in fewer workloads."""
 
     def settings(self, workload: Workload) -> list[dict[str, Any]]:
         """What is worth trying for `start`; the fastest is measured. Empty: it can't do this workload."""

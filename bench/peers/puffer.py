@@ -31,8 +31,10 @@ class PufferPlayer:
         self.answer = self.envs.recv()
         return len(ids)
 
-    def values(self) -> Values:
-        obs, reward, terminated, truncated, *_ = self.answer
+    def values(self) -> Values | None:
+        obs, reward, terminated, truncated, _, ids, _ = self.answer
+        if ids[0]:  # the other half
+            return None
         return Values(obs[0], reward[0], terminated[0] or truncated[0])
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import linecache
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from support import Script, eventually, is_gone
 import shmenv
 
 MakePool = Callable[..., shmenv.Pool]
+HOUSE = os.path.dirname(shmenv.__file__)
 
 
 class Call:
@@ -415,6 +420,95 @@ def test_a_pool_goes_on_after_ctrl_c_at_any_instant(mode: str, policy: str, make
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class Interrupter:
+    """Sends this process Ctrl-C at the n-th line that shmenv runs.
+
+    The line of a `with` comes again when its block is left. There, other than a tracer, Python looks for no signal.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def during(self, use: Callable[[], shmenv.Batch]) -> shmenv.Batch:
+        sys.settrace(self._enter)
+        try:
+            return use()
+        finally:
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if os.path.dirname(frame.f_code.co_filename) != HOUSE:
+            return None
+        entered = set[int]()
+
+        def line(frame: FrameType, event: str, arg: object) -> Any:
+            if event == "line" and frame.f_lineno not in entered:
+                if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+                    entered.add(frame.f_lineno)
+                self.left -= 1
+                if self.left == 0:
+                    signal.raise_signal(signal.SIGINT)
+            return line
+
+        return line
+
+
+@pytest.mark.parametrize("how", ["step", "send_and_recv", "out", "reset_some"])
+@pytest.mark.parametrize(("policy", "fault"), [("raise", "ok"), ("raise", "raise"), ("restart", "raise")])
+def test_ctrl_c_at_any_line_leaves_each_row_to_be_delivered_once(
+    policy: str, fault: str, how: str, make_pool: MakePool
+) -> None:
+    """Covers rows that count as delivered, but which no caller has got."""
+    pool = make_pool([ScriptedEnv] * 3, num_workers=2, on_error=policy)
+    pool.reset()
+    out, given = pool.step(actions(3)).copy(), actions(3, {1: fault})
+
+    def send_and_recv(min_envs: int, out: shmenv.Batch | None) -> shmenv.Batch:
+        pool.send(given)
+        return pool.recv(min_envs=min_envs, out=out)
+
+    use: Callable[[], shmenv.Batch] = {
+        "step": lambda: pool.step(given),
+        "send_and_recv": lambda: send_and_recv(2, None),
+        "out": lambda: send_and_recv(3, out),
+        "reset_some": lambda: pool.reset(env_id=[0, 1, 2]),
+    }[how]
+    rows: dict[int, Any] = {}
+    errors: list[shmenv.EnvError] = []
+
+    def take(receive: Callable[[], shmenv.Batch]) -> None:
+        try:
+            batch = receive()
+        except shmenv.EnvError as error:
+            errors.append(error)
+            return
+        for k, i in enumerate(batch.env_id.tolist()):
+            assert i not in rows, "a row came twice"
+            rows[i] = int(batch.obs[k, 1]), "abnormal" in batch.info[k]
+
+    for n in range(1, 10_000):
+        pool.reset()
+        rows.clear()
+        errors.clear()
+        interrupter = Interrupter(n)
+        with contextlib.suppress(KeyboardInterrupt):
+            take(partial(interrupter.during, use))
+        while pool.pending:
+            take(lambda: pool.recv(min_envs=1, timeout=30))
+        answer = (0, False) if how == "reset_some" else (1, False)
+        failed = fault == "raise" and how != "reset_some"
+        wanted = {0: answer, 1: (0, True) if failed else answer, 2: answer}
+        if failed and policy == "raise":
+            del wanted[1]
+        if rows or errors:
+            assert rows == wanted and len(errors) == (failed and policy == "raise")
+        else:  # interrupted before anything was sent
+            assert pool.call("where") == ((pool.call("where")[0][0], 0),) * 3
+        if interrupter.left > 0:
+            break  # there are no more lines
+    assert n > 20
 
 
 def test_a_signal_handler_may_close_the_pool_at_any_instant_of_a_call(make_pool: MakePool) -> None:

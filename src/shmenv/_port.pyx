@@ -74,6 +74,7 @@ cdef struct Env:
     uint32_t owed       # number of the command whose answer the caller has not got yet
     uint32_t state      # IDLE or OWED
     bint chosen         # by the last `ready`
+    uint64_t delivered  # the use of the pool, as `Turn` counts them, that delivered the last answer
     uint32_t plane      # where the answer of the last step or reset goes
     uint32_t previous   # the plane of the step or reset before
     int64_t given_ns    # CLOCK_MONOTONIC at that command
@@ -102,6 +103,8 @@ cdef uint32_t count_answers(void *arg) noexcept nogil:
     return found
 
 
+cdef class Turn
+
 @cython.final
 cdef class Port:
     """The manager's end of a pool's channels.
@@ -111,6 +114,7 @@ cdef class Port:
     """
 
     cdef object segment
+    cdef Turn turn
     cdef shm_semaphore *results
     cdef shm_worker **workers
     cdef Env *envs
@@ -127,12 +131,12 @@ cdef class Port:
     cdef readonly uint32_t pending
     cdef readonly uint32_t crowded  # batches in a row whose workers shared a core
 
-    def __cinit__(self, segment, dict at, list workers, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
+    def __cinit__(self, segment, dict at, list workers, Turn turn not None, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
                   uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns):
         cdef size_t base = segment.address
         cdef uint32_t i, k
         cdef Env *env
-        self.segment = segment
+        self.segment, self.turn = segment, turn
         self.num_envs, self.num_workers, self.planes, self.note_bytes = num_envs, len(workers), planes, note_bytes
         self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
         self.flags = <uint32_t *>(base + <size_t>at["flags"])
@@ -351,13 +355,31 @@ cdef class Port:
         return [(i, (now - self.envs[i].given_ns) * 1e-9) for i in range(self.num_envs) if self.envs[i].state == OWED]
 
     def settle(self, const uint32_t[::1] ids):
-        """The caller got the answers of these envs (None: all), or will never get them."""
+        """The caller will never get the answers of these envs (None: all)."""
         cdef uint32_t k, i
         for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
             i = k if ids is None else ids[k]
             if self.envs[i].state == OWED:
                 self.envs[i].state = IDLE
                 self.pending -= 1
+
+    def deliver(self, const uint32_t[::1] ids):
+        """The caller gets the answers of these envs (None: all) by the use at hand, if nothing interrupts that."""
+        cdef uint32_t k, i
+        for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
+            i = k if ids is None else ids[k]
+            if self.envs[i].state == OWED:
+                self.envs[i].state = IDLE
+                self.envs[i].delivered = self.turn.uses
+                self.pending -= 1
+
+    def take_back(self, uint64_t use):
+        """What was delivered by this use or later was not: the caller is owed it again."""
+        cdef uint32_t i
+        for i in range(self.num_envs):
+            if self.envs[i].state == IDLE and self.envs[i].delivered >= use:
+                self.envs[i].state, self.envs[i].delivered = OWED, 0
+                self.pending += 1
 
     def row_flags(self, const uint32_t[::1] ids):
         """All flag bits of these envs' rows (None: of all envs), or-ed."""
@@ -587,7 +609,8 @@ cdef class Turn:
     cdef object lock
     cdef readonly object owner      # ident of the thread that uses the pool, or None
     cdef public bint closed
-    cdef public bint interrupted    # a use of the pool was ended by an exception from outside, such as Ctrl-C
+    cdef readonly uint64_t uses     # which one it is, or was the last; from 1 on
+    cdef public uint64_t interrupted  # the first use ended by an exception from outside, such as Ctrl-C, and not mended
 
     def __cinit__(self):
         self.lock, self.closed = threading.Lock(), True
@@ -602,12 +625,20 @@ cdef class Turn:
             self.lock.release()
             raise ClosedError("the pool is closed")
         self.owner = threading.get_ident()
+        self.uses += 1
 
     def __exit__(self, kind, error, traceback):
-        if kind is not None and not issubclass(kind, ShmenvError):
-            self.interrupted = True
-        self.owner = None
-        self.lock.release()
+        try:
+            if kind is None:
+                PyErr_CheckSignals()  # the last moment at which the caller can still be owed what it is about to get
+            elif not issubclass(kind, ShmenvError):
+                self.interrupted = self.interrupted or self.uses
+        except:
+            self.interrupted = self.interrupted or self.uses
+            raise
+        finally:
+            self.owner = None
+            self.lock.release()
 
     def wait(self):
         """Blocks until nobody uses the pool, and keeps it. Ctrl-C ends the wait without it."""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from shmenv import _port, codec
-from shmenv._port import Port
+from shmenv._port import Port, Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader
@@ -47,6 +47,7 @@ class Exchange:
         spill: Spill,
         workers: Supervisor,
         policy: Policy,
+        turn: Turn,
         *,
         copy: bool,
         debug: bool,
@@ -54,11 +55,12 @@ class Exchange:
         spreader: Spreader | None,
     ) -> None:
         buffer, n = segment.buffer, plan.num_envs
-        self.plan, self.buffer, self.workers = plan, buffer, workers
+        self.plan, self.buffer, self.workers, self._turn = plan, buffer, workers, turn
         self.port = Port(
             buffer,
             plan.places(),
             [plan.places(worker_id) for worker_id in range(len(plan.ranges))],
+            turn,
             num_envs=n,
             planes=plan.planes,
             note_bytes=NOTE_BYTES,
@@ -78,6 +80,9 @@ class Exchange:
         self._plane = 0  # of all envs; -1 when they are on several
         self._viewed = np.full(n, -1, np.int16)  # the plane of the env's last row, if that was handed out as a view
         self._unsettled = False  # a command was interrupted before its answers were in
+        # The use of the pool that has delivered rows of which more is to be done once the caller has them; their envs,
+        # and the object leaves of their observations.
+        self.unconfirmed: tuple[int, Array, list[Any]] | None = None
         self._troubles: list[tuple[WorkerError, int]] = []  # not told yet, each with how many answers it has cost
         self.final_errors: dict[int, WorkerError] = {}  # the last end of each worker
         self.recovery = Recovery(self, policy)
@@ -96,10 +101,27 @@ class Exchange:
         return self.port.pending + sum(cost for _, cost in self._troubles)
 
     def mend(self) -> None:
-        """Make whole what an exception from outside, between any two instructions, may have left half done."""
+        """Make whole what an exception from outside, between any two instructions, may have left half done.
+
+        Rows that the interrupted use of the pool did not get to hand out are owed again.
+        """
+        use = self._turn.interrupted
+        self.port.take_back(use)
+        if self.unconfirmed is not None and self.unconfirmed[0] >= use:
+            self.unconfirmed = None
         self._blocked = int(np.count_nonzero(self._state != READY))
         self._plane = self.port.common_plane(self.all_ids)
         self._unsettled, self.recovery.quiet = True, False
+
+    def confirm(self) -> None:
+        """The caller has the rows that the last use delivered: what was to be remembered of them is no more."""
+        assert self.unconfirmed is not None
+        with interrupts_held():
+            _, ids, objects = self.unconfirmed
+            self.unconfirmed = None
+            self.recovery.last_objects.update(zip(ids.tolist(), objects, strict=False))
+            if not self.recovery.quiet:
+                self.recovery.after_delivery(ids)
 
     def release(self) -> None:
         """Let go of what refers back here, so that the segment is freed with the last view of it. For good."""
@@ -223,7 +245,7 @@ class Exchange:
             while repaired:  # a reset that failed may be tried again
                 self._await(ids, len(ids))
                 owed = np.array([i for i in ids.tolist() if self.port.is_owed(i)], np.uint32)
-                repaired = bool(self.port.row_flags(owed) & _port.ROW_ERROR) and self.recovery.repair(owed)
+                repaired = self._repair(owed)
             if len(ids) == len(self.all_ids):
                 self._unsettled = False
 
@@ -345,7 +367,7 @@ class Exchange:
         self._await_whole(None, n)
         if not self._whole or plane < 0 or self._blocked or self._special or port.row_flags(None):
             return self.collect(self.all_ids)
-        port.settle(None)
+        port.deliver(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
         return Batch(self._env_id, obs, reward, terminated, truncated, self._none, final_obs, self._none, port, plane)
 
@@ -360,7 +382,14 @@ class Exchange:
         while repaired:
             self._await(ids, need)
             self.tell_troubles(ids)
-            repaired = bool(self.port.row_flags(ids) & _port.ROW_ERROR) and self.recovery.repair(chosen)
+            repaired = self._repair(chosen)
+
+    def _repair(self, ids: Array) -> bool:
+        """Deal with rows that hold errors, where the policy says how. Returns whether an answer is awaited anew."""
+        if not self.port.row_flags(ids) & _port.ROW_ERROR:
+            return False
+        with interrupts_held():  # Ctrl-C must not leave a row that is half an error, half a loss
+            return self.recovery.repair(ids)
 
     def collect_some(self, ids: Array) -> Batch:
         """Wait for these envs' answers, and hand them out as a copy."""
@@ -373,7 +402,7 @@ class Exchange:
             self._await(None, need, deadline_ns, timeout)
             ids = np.empty(most, np.uint32)
             ids = ids[: self.port.ready(ids)]
-            if not (self.port.row_flags(ids) & _port.ROW_ERROR and self.recovery.repair(ids)):
+            if not self._repair(ids):
                 return self.collect(ids, out)
 
     def collect(self, ids: Array, out: Batch | None = None, copy: bool = False) -> Batch:
@@ -406,9 +435,9 @@ class Exchange:
             self._blocked = int(np.count_nonzero(self._state != READY))
         if self._plane < 0:
             self._viewed[ids] = plane
-        port.settle(ids)  # an exception from outside before this, such as Ctrl-C, has the rows delivered later
-        if not self.recovery.quiet:
-            self.recovery.after_delivery(ids)
+        if not self.recovery.quiet or self._rows.has_objects:
+            self.unconfirmed = self._turn.uses, ids, objects
+        port.deliver(ids)  # an exception from outside, such as Ctrl-C, before or after this has the rows come later
         if self._recycles:
             self.recovery.count_episodes(ids, terminated | truncated)
         env_id = self._env_id[ids] if plane < 0 else self._env_id[ids[0] : ids[0] + m]
@@ -419,14 +448,13 @@ class Exchange:
         return batch if out is None else out.take(batch)
 
     def _patch_objects(self, ids: Array, objects: list[Any], final_objects: list[Any]) -> None:
-        """Give loss rows the object leaves of the last observation delivered, and remember those of this one."""
+        """Give loss rows the object leaves of the last observation delivered."""
         last, target = self.recovery.last_objects, final_objects if self.plan.has_final_rows else objects
         for k, i in enumerate(ids.tolist()):
             if i in self.recovery.losses:
                 target[k] = last.get(i)
             if i in self.recovery.not_reset:
                 objects[k] = final_objects[k]
-            last[i] = objects[k]
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""
@@ -442,7 +470,7 @@ class Exchange:
         i = next(i for i in ids.tolist() if self.port.flags_of(i) & _port.ROW_ERROR)
         command, record = self.error_of(i)
         one = np.array([i], np.uint32)
-        self.port.settle(one)
+        self.port.deliver(one)
         self.recovery.forget(one)
         if self._state[i] != LOST:
             self.set_state(i, NEEDS_RESET)

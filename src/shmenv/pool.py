@@ -127,7 +127,7 @@ class Pool:
         debug: bool = False,
         deferred: bool = False,
     ) -> None:
-        self._turn = _port.Turn()  # closed until the pool is open
+        turn = self._turn = _port.Turn()  # closed until the pool is open
         starting.refuse_in_starting_process()
         env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
         n = len(env_fns)
@@ -214,7 +214,7 @@ class Pool:
                 spin_ns = SPIN_NS if affinity == "spread" else 0
                 spreader = cpu.Spreader() if spins and affinity is None and num_workers > 1 else None
                 exchange = Exchange(
-                    plan, segment, spill, workers, policy,
+                    plan, segment, spill, workers, policy, turn,
                     copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader,
                 )  # fmt: skip
                 workers.watch(exchange.port, segment, plan)
@@ -277,12 +277,12 @@ class Pool:
     @property
     def pending(self) -> int:
         """How many envs owe an answer that `recv` still gets, be it a row or an error."""
-        return 0 if self._turn.closed else self._exchange.pending
+        return 0 if self._turn.closed else self._whole_exchange().pending
 
     @property
     def pending_ids(self) -> list[int]:
         """The envs whose row `recv` still gets. An env whose answer is lost is not among them."""
-        return [] if self._turn.closed else [env_id for env_id, _ in self._exchange.port.owed()]
+        return [] if self._turn.closed else [env_id for env_id, _ in self._whole_exchange().port.owed()]
 
     @property
     def closed(self) -> bool:
@@ -298,7 +298,7 @@ class Pool:
         return self._num_envs
 
     def __repr__(self) -> str:
-        state = "closed" if self._turn.closed else f"{self._exchange.pending} pending"
+        state = "closed" if self._turn.closed else f"{self.pending} pending"
         return f"Pool({self._num_envs} envs, {self._num_workers} workers, {state})"
 
     def __reduce__(self) -> NoReturn:
@@ -608,13 +608,22 @@ class Pool:
         self._turn = _port.Turn()  # closed; the old one is perhaps held by a thread that the child does not have
 
     def _own_exchange(self) -> Exchange:
-        """The exchange, for the one call whose turn it is; whole again if Ctrl-C cut the last one short."""
+        """The exchange, for the one call whose turn it is."""
         exchange: Exchange | None = getattr(self, "_exchange", None)
         if exchange is None:  # a signal handler has closed the pool just now
             raise ClosedError("the pool is closed")
         if self._turn.interrupted:
+            self._whole_exchange()
+        if exchange.unconfirmed is not None:
+            exchange.confirm()
+        return exchange
+
+    def _whole_exchange(self) -> Exchange:
+        """The exchange, whole again if Ctrl-C cut the last call short, and none is under way."""
+        exchange, turn = self._exchange, self._turn
+        if turn.interrupted and turn.owner in (None, threading.get_ident()):
             exchange.mend()
-            self._turn.interrupted = False
+            turn.interrupted = 0
         return exchange
 
 

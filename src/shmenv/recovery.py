@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmenv import _port, codec
+from shmenv import _port
 from shmenv._info import pack_info, pack_object, unpack_info
 from shmenv._port import Mail, Port
 from shmenv.batch import Array
@@ -344,7 +344,7 @@ class Recovery:
         self.lost_calls.update((i, error) for i in self._in_call(handle))
         unanswered = [i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)]
         for i in unanswered.copy():
-            if i in self._kept or (self._same_step and port.has_ended(i)):
+            if i not in self.losses and (i in self._kept or (self._same_step and port.has_ended(i))):  # a genuine row
                 unanswered.remove(i)
                 port.answer(i)
                 self._deferred.discard(i)

@@ -74,13 +74,15 @@ def interrupts_held() -> Iterator[None]:
     came: list[Any] = []
     handler = signal.getsignal(signal.SIGINT)
     held = callable(handler) and threading.current_thread() is threading.main_thread()  # no other is interrupted
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    if held:
+    if held:  # first: where the mask changes, Python looks for signals
         signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
     try:
-        yield
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if held:
             signal.signal(signal.SIGINT, handler)
     if came and callable(handler):

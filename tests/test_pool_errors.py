@@ -41,7 +41,7 @@ def test_the_other_rows_of_a_failed_step_are_kept(make_pool: MakePool) -> None:
     with pytest.raises(shmenv.EnvError) as caught:
         pool.step(actions(8, {3: "raise"}))
     assert caught.value.env_id == 3
-    assert pool.pending == 7
+    assert pool.pending == 7 and pool.needs_reset_ids == [3]
     for attempt in (lambda: pool.step(actions(8)), lambda: pool.send(actions(1), env_id=[0])):
         with pytest.raises(shmenv.UsageError):
             attempt()
@@ -54,7 +54,7 @@ def test_the_other_rows_of_a_failed_step_are_kept(make_pool: MakePool) -> None:
         pool.step(actions(8))
     pool.send(actions(7), env_id=batch.env_id)
     assert pool.recv().obs.tolist() == [[0, 2]] * 7
-    assert pool.reset(env_id=[3]).obs.tolist() == [[1, 0]]
+    assert pool.reset(env_id=[3]).obs.tolist() == [[1, 0]] and not pool.needs_reset_ids
     assert pool.step(actions(8)).obs.tolist() == [[0, 3]] * 3 + [[1, 1]] + [[0, 3]] * 4
 
 

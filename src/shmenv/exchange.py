@@ -233,6 +233,11 @@ class Exchange:
         """READY, NEEDS_RESET, LOST or UNPLAYED."""
         return int(self._state[env_id])
 
+    def needs_reset_ids(self) -> list[int]:
+        """The envs in NEEDS_RESET, ascending."""
+        ids: list[int] = np.flatnonzero(self._state == NEEDS_RESET).tolist()
+        return ids
+
     def set_state(self, env_id: int, state: int) -> None:
         """Change an env's state."""
         self._blocked += int(state != READY) - int(self._state[env_id] != READY)

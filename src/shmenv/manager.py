@@ -287,6 +287,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
         for i in [i for i in ids if states[i] is EnvState.RESET]:
             states[i] = EnvState.RUN
             del held[i]
+            if i in self._doomed:
+                self._doomed.discard(i)
+                if i in pool.needs_reset_ids:  # not tried again: the worker has ended since it gave that answer
+                    states[i] = EnvState.ERROR
         for i, what in ((ids[row], what) for row, what in odd.items()):
             if what.error is None:
                 self._odd[i] = what
@@ -317,7 +321,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         for i in set(_ids_of(error)).difference(spared):
             state = self._env_states[i]
             if i in coming or i in self._held:  # its answer was published, or its reset is tried again
-                if state == EnvState.STEPPING and not restarts and i not in self._doomed:
+                if state in (EnvState.STEPPING, EnvState.RESET) and not restarts and i not in self._doomed:
                     self._doomed.add(i)
                     new = True
             elif i in self._owed or (state == EnvState.RUN and (unsent or not restarts)):

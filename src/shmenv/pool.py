@@ -285,6 +285,11 @@ class Pool:
         return [] if self._turn.closed else [env_id for env_id, _ in self._whole_exchange().port.owed()]
 
     @property
+    def needs_reset_ids(self) -> list[int]:
+        """The envs that take no step until they are reset, as far as is known. What they still owe comes by `recv`."""
+        return [] if self._turn.closed else self._exchange.needs_reset_ids()
+
+    @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
         return self._turn.closed

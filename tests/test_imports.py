@@ -16,7 +16,20 @@ PACKAGE = Path(shmenv.__file__).parent
 # An import may only point upward in this list. `shmenv` is the package itself, so what stands below it (adapters,
 # commands) sees the public names, and nothing above it can.
 ORDER = [
-    *("errors", "codec", "_memory", "_ring", "_info", "_port", "segment", "primitives", "fit", "layout", "buffer"),
+    *(
+        "errors",
+        "codec",
+        "_channel",
+        "_memory",
+        "_ring",
+        "_info",
+        "_port",
+        "segment",
+        "primitives",
+        "fit",
+        "layout",
+        "buffer",
+    ),
     *("info", "starting"),
     *("observation", "action", "kinds", "cpu", "batch", "arguments", "plan", "_loop", "worker", "supervisor", "rows"),
     *("recovery", "exchange", "preloaded", "pool", "wrappers", "timestep", "managed", "manager_config"),
@@ -35,7 +48,7 @@ def module_of(path: Path) -> str:
 def imports_of(path: Path) -> Iterator[str]:
     """The entries in ORDER that a file imports, at its top or inside a function."""
     text = path.read_text()
-    if path.suffix == ".pyx":  # Cython is no Python for ast: keep its import statements alone
+    if path.suffix in (".pyx", ".pxd"):  # Cython is no Python for ast: keep its import statements alone
         text = "\n".join(" ".join(found.split()).replace("cimport", "import") for found in CYTHON_IMPORT.findall(text))
     package = ("shmenv", *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(text)):
@@ -51,7 +64,7 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield rest[0] if rest and rest[0] in ORDER else "shmenv"
 
 
-FILES = sorted(path for suffix in ("py", "pyx", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))
+FILES = sorted(path for suffix in ("py", "pyx", "pxd", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))
 
 
 def test_every_module_has_its_place_in_the_order() -> None:

@@ -7,6 +7,13 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
+from shmenv._channel cimport (
+    SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
+    shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
+    shm_order, shm_await_bell, shm_commanded, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
+    shm_account, shm_respond, shm_responded, shm_end
+)
 
 import numpy
 
@@ -25,47 +32,6 @@ cdef extern from "ndarray.h":
         PyObject *descr
         int flags
     const int SHM_C_CONTIGUOUS
-
-cdef extern from "row.h" nogil:
-    const uint32_t SHM_OP_STEP
-    const uint32_t SHM_HAS_PAYLOAD, SHM_KEEP_ROW
-    uint32_t SHM_OP_CODE(uint32_t)
-    uint32_t SHM_OP_PLANE(uint32_t)
-    const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET
-
-cdef extern from "channel.h" nogil:
-    ctypedef struct a32:
-        pass
-    ctypedef struct a64:
-        pass
-    ctypedef struct shm_semaphore:
-        pass
-    ctypedef struct shm_wait:
-        int64_t deadline_ns
-        int64_t spin_ns
-        int64_t heartbeat_ns
-        uint64_t spins
-        uint64_t parks
-    ctypedef struct shm_worker:
-        pass
-    const int SHM_INTERRUPTED, SHM_STEP, SHM_IDLE
-    const uint32_t SHM_QUIT
-    const int64_t INT64_MAX
-    int64_t os_now_ns()
-    uint32_t os_core()
-    uint32_t shm_bell(shm_worker *)
-    uint32_t shm_order(shm_worker *)
-    int shm_await_bell(shm_worker *, uint32_t, shm_wait *)
-    uint32_t shm_commanded(a32 *)
-    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
-    void shm_doing_nothing(shm_worker *, uint32_t)
-    void shm_count_step(shm_worker *)
-    void shm_note_core(shm_worker *, uint32_t)
-    void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)
-    void shm_respond(a32 *, uint32_t)
-    uint32_t shm_responded(a32 *)
-    void shm_end(a32 *, uint32_t)
-    void shm_post(shm_semaphore *, uint32_t)
 
 cdef object ndarray = numpy.ndarray
 cdef object int64 = numpy.int64

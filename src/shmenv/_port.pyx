@@ -11,49 +11,13 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
-
-cdef extern from "row.h" nogil:
-    const uint32_t SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW
-    uint32_t SHM_OP_CODE(uint32_t)
-    const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED
-    const uint32_t SHM_ROW_NEEDS_RESET
-
-cdef extern from "channel.h" nogil:
-    ctypedef struct a32:
-        pass
-    ctypedef struct a64:
-        pass
-    ctypedef struct shm_semaphore:
-        pass
-    ctypedef struct shm_wait:
-        int64_t deadline_ns
-        int64_t spin_ns
-        int64_t heartbeat_ns
-        uint64_t spins
-        uint64_t parks
-        uint64_t heartbeats
-    ctypedef struct shm_worker:
-        pass
-    ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
-    const int SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
-    const uint32_t SHM_QUIT, SHM_CONSTRUCT
-    const int64_t INT64_MAX
-    int64_t os_now_ns()
-    int shm_await(shm_semaphore *, uint32_t, uint32_t, shm_scan, void *, shm_wait *, uint32_t *)
-    uint32_t shm_alerts(shm_semaphore *)
-    void shm_alert(shm_semaphore *)
-    void shm_command(a32 *, uint32_t)
-    int shm_answered(a32 *, uint32_t)
-    int shm_has_ended(a32 *, uint32_t)
-    void shm_end(a32 *, uint32_t)
-    void shm_ring_bell(shm_worker *, int64_t)
-    void shm_give_order(shm_worker *, uint32_t)
-    void shm_reset_channel(a32 *, a32 *)
-    void shm_reset_worker(shm_worker *)
-    void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
-    uint32_t shm_generation(shm_worker *)
-    void shm_read_account(shm_worker *, uint64_t *)
-    uint32_t shm_core(shm_worker *)
+from shmenv._channel cimport (
+    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_OP_CODE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
+    shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
+    shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
+    shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_end
+)
 
 RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
 ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import psutil
+
 import report
 from contestants import CONTESTANTS, LIMIT, ROOT, Contestant
 from drive import RESTLESS, Broken, Driven
@@ -146,16 +148,23 @@ def hog(wanted: bool) -> Iterator[None]:
         process.wait()
 
 
+def busy() -> float:
+    """Seconds that all cores together have computed until now, for whatever process, or were taken from the machine."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+
+
 def turn(group: list[Driven], seconds: float) -> dict[str, float]:
     """One measurement: the mean of the copies' speeds, and the CPU time of them all."""
-    before = sum(one.cpu() for one in group)
+    own, all_cores, begin = sum(one.cpu() for one in group), busy(), time.monotonic()
     for one in group:
         one.ask("run", seconds=seconds)
     answers = [one.answer(60 + 10 * seconds) for one in group]
-    cpu = sum(one.cpu() for one in group) - before
+    cpu = sum(one.cpu() for one in group) - own
+    foreign = (busy() - all_cores - cpu) / (time.monotonic() - begin) / psutil.cpu_count()
     for one in group:
         one.rest()
-    told = {"speed": statistics.mean(answer["speed"] for answer in answers), "cpu": cpu}
+    told = {"speed": statistics.mean(answer["speed"] for answer in answers), "cpu": cpu, "foreign": max(0.0, foreign)}
     told["steps"] = sum(answer["steps"] for answer in answers)
     return told | {key: answers[0][key] for key in ("median", "p99") if key in answers[0]}
 

@@ -41,6 +41,13 @@ def speed(result: Result, workload: str, contestant: str) -> float | None:
     return statistics.median(own) if own else None
 
 
+def foreign(result: Result) -> float:
+    """The part of the machine that others than the contestant at its turn used, 0 to 1: the median of all turns."""
+    entries = [entry for workload in result["workloads"].values() for entry in workload.values()]
+    parts = [one["foreign"] for entry in entries for one in entry.get("rounds", [])]
+    return statistics.median(parts) if parts else 0.0
+
+
 def ideal(result: Result, workload: str, contestant: str) -> float | None:
     """What the contestant is measured by: its environment's limit and, in turn with that, the policy's work."""
     limit = speed(result, workload, result["contestants"][contestant].get("limit", LIMIT))
@@ -51,8 +58,8 @@ def ideal(result: Result, workload: str, contestant: str) -> float | None:
 def shares(result: Result, workload: str, contestant: str) -> list[float]:
     """Of the limit, one a round: the round's speed over the limit's median."""
     own, whole = speeds(result, workload, contestant), ideal(result, workload, contestant)
-    if contestant == LIMIT and WORKLOADS[workload].think:
-        return []  # it has no policy to wait for: it is a part of its own measure
+    if contestant.startswith(LIMIT) and WORKLOADS[workload].think:
+        return []  # it has no policy to wait for
     return [one / whole for one in own] if whole else []
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contestants import ROOT
-from figures import NAMES, Result, Row, env_series, figure_table, share_table, shares, short, speeds
+from figures import NAMES, Result, Row, env_series, figure_table, foreign, share_table, shares, short, speeds
 from workloads import WORKLOADS
 
 DOCS = ROOT / "docs"
@@ -78,6 +78,7 @@ def print_workload(result: Result, name: str) -> None:
 
 def print_all(result: Result) -> None:
     """Both tables at the end."""
+    console.print(f"Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.")
     for title, rows in (("share of the limit", share_table(result)), ("ratios and costs", figure_table(result))):
         for begin in range(0, len(rows), WIDE):
             some = rows[begin : begin + WIDE]
@@ -106,7 +107,7 @@ def _section(result: Result) -> str:
     lines = [
         f"`{result['command']}`, {result['date']}, {result['minutes']} minutes: medians of {result['rounds']} rounds of"
         f" {result['seconds']:g} s in turn.",
-        f"{result['machine']}.",
+        f"{result['machine']}. Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.",
         "",
         "| contestant | version | numpy | Gymnasium | settings for 64 CartPole | first values |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -142,9 +143,11 @@ def _style() -> None:
 
 
 def _look(name: str) -> dict[str, object]:
-    """The same color and marker for a contestant in every plot."""
+    """The same color and marker for a contestant in every plot: the limit black, shmenv in blues."""
     number = NAMES.index(name)
-    return {"color": f"C{number % 10}", "marker": "os^Dvp*X<>hd8P"[number], "label": name}
+    rest = [f"tab:{color}" for color in ("red", "orange", "green", "olive", "brown", "pink", "purple", "gray")]
+    colors = ["black", "black", "navy", "blue", "deepskyblue", "cadetblue", *rest]
+    return {"color": colors[number], "marker": "os^Dvp*X<>hd8P"[number], "label": name}
 
 
 def _draw_scaling(result: Result, path: Path) -> None:
@@ -157,6 +160,9 @@ def _draw_scaling(result: Result, path: Path) -> None:
         if len(series) > 1:
             axes.plot(list(series), list(series.values()), markersize=4, linewidth=1, **_look(name))  # type: ignore[arg-type]
     axes.set(xscale="log", yscale="log", xlabel="CartPole envs", ylabel="env steps a second")
+    counts = sorted({count for name in NAMES for count in env_series(result, name)})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
     figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, metadata={"Date": None})
 

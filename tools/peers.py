@@ -2,8 +2,8 @@
 
     python3.11 tools/peers.py [name ...]
 
-What can't be installed leaves its reason in .peers/NAME.missing, which the comparison reports. An environment that is
-complete is left alone; `rm -rf .peers/NAME` has it made anew. They need about 6 GB, mostly for torch.
+What can't be installed leaves its reason in .peers/NAME.missing, which the comparison reports; the next call tries again.
+An environment that is complete, and as it is described below, is left alone. They need about 6 GB, mostly for torch.
 """
 
 import os
@@ -104,14 +104,15 @@ def main() -> None:
     PEERS.mkdir(exist_ok=True)
     for name in sys.argv[1:] or ENVIRONMENTS:
         complete, missing = PEERS / f"{name}.complete", PEERS / f"{name}.missing"
-        if complete.exists() and (PEERS / name).exists():
+        wanted = repr(ENVIRONMENTS[name])
+        if complete.exists() and complete.read_text() == wanted and (PEERS / name).exists():
             continue
         print(f"making .peers/{name} ...", flush=True)
         for mark in (complete, missing):
             mark.unlink(missing_ok=True)
         reason = make(name)
         if reason is None:
-            complete.touch()
+            complete.write_text(wanted)
             continue
         shutil.rmtree(PEERS / name, ignore_errors=True)
         missing.write_text(reason)

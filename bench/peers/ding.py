@@ -10,7 +10,6 @@ from easydict import EasyDict
 from peers.managed import ManagerPlayer
 from workloads import Workload
 
-
 SLOW_START = True
 
 

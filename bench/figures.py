@@ -50,7 +50,7 @@ def foreign(result: Result) -> float:
 
 def ideal(result: Result, workload: str, contestant: str) -> float | None:
     """What the contestant is measured by: its environment's limit and, in turn with that, the policy's work."""
-    limit = speed(result, workload, result["contestants"][contestant].get("limit", LIMIT))
+    limit = speed(result, workload, result["contestants"].get(contestant, {}).get("limit", LIMIT))
     think, n = WORKLOADS[workload].think, WORKLOADS[workload].num_envs
     return limit and n / (n / limit + think)
 
@@ -74,6 +74,8 @@ def share_table(result: Result) -> list[Row]:
             own = shares(result, name, contestant)
             if own:
                 cells[contestant] = f"{short(statistics.median(own))} ({short(min(own))}-{short(max(own))})"
+            elif "missing" in result["contestants"].get(contestant, {}):
+                cells[contestant] = "missing"
             elif "failed" in result["workloads"][name].get(contestant, {}):
                 cells[contestant] = "failed"
         rows.append(Row(workload.title, cells))

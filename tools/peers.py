@@ -2,8 +2,9 @@
 
     python3.11 tools/peers.py [name ...]
 
-What can't be installed leaves its reason in .peers/NAME.missing, which the comparison reports; the next call tries again.
-An environment that is complete, and as it is described below, is left alone. They need about 6 GB, mostly for torch.
+What can't be installed leaves its reason in .peers/NAME.missing, which the comparison reports; the next call tries
+again. An environment that is complete, and as it is described below, is left alone. They need about 6 GB, mostly for
+torch.
 """
 
 import os

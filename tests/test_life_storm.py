@@ -107,16 +107,18 @@ class Storm:
             self.settle(error)
 
     def take(self, need: int) -> None:
+        owed = self.pool.pending
         try:
             batch = self.pool.recv(min_envs=min(need, len(self.pool.pending_ids) or 1), timeout=30)
         except shmenv.WorkerDiedError as error:
-            assert self.settle(error), "an error that reports nothing"
+            self.settle(error)
+            assert self.pool.pending < owed, "an error that reports nothing"
             return
         for k, i in enumerate(batch.env_id.tolist()):
             self.check(i, batch, k)
 
-    def settle(self, error: shmenv.WorkerDiedError) -> set[int]:
-        """The envs whose answers this error stands for: what it names is either still pending, or will never come.
+    def settle(self, error: shmenv.WorkerDiedError) -> None:
+        """What an error names is either still pending, or will never come: by its end, or by its successor's.
 
         It is told once: whatever it names needs a reset, at the latest once the answer that is there has come.
         """
@@ -133,7 +135,6 @@ class Storm:
             elif i in gone or not (self.mode == "next_step" and self.over[i]):  # else its next step resets it anyway
                 self.to_reset.add(i)
             self.unreset.discard(i)
-        return gone
 
     def check(self, i: int, batch: shmenv.Batch, k: int) -> None:
         token = self.asked.pop(i)  # a KeyError: an answer that nobody asked for

@@ -45,7 +45,6 @@ class Field:
         self.log = CACHE / "compare.log"
         self.told: dict[str, dict[str, Any]] = {}
         self.seats: dict[str, Driven] = {}
-        self.copies: list[Driven] = []
         chosen = [one for one in CONTESTANTS if not names or one.name in names or one.name == LIMIT]
         for contestant in chosen:
             self._seat(contestant)
@@ -82,7 +81,7 @@ class Field:
         finally:
             for driven in able.values():
                 for number, one in enumerate(driven):
-                    self._leave(one, only_workload=number == 0)
+                    self._leave(one, stays=number == 0)
 
     def _enter(self, able: dict[str, list[Driven]], name: str, first: Driven) -> dict[str, Any]:
         group = [first]
@@ -100,19 +99,20 @@ class Field:
                 watch(one)
         except Broken as reason:
             for number, one in enumerate(group):
-                self._leave(one, only_workload=number == 0)
+                self._leave(one, stays=number == 0)
             return {"failed": str(reason)}
         able[first.name] = group
         return {key: answer[key] for key in ("settings", "checked", "start")}
 
     @staticmethod
-    def _leave(driven: Driven, only_workload: bool) -> None:
+    def _leave(driven: Driven, stays: bool) -> None:
+        """The workload is over; who can't even end it doesn't stay."""
         driven.proceed()
         driven.restless = False
         if driven.ended:
             return
         try:
-            if only_workload:
+            if stays:
                 driven.order("stop")
                 return
         except Broken:
@@ -188,19 +188,29 @@ def play(field: Field, name: str, rounds: int, seconds: float) -> dict[str, Any]
 def pause(field: Field, name: str, seconds: float) -> dict[str, Any]:
     """The CPU time that a pause costs each contestant, and its first batch after it."""
     with field.playing(name) as (able, about):
-        groups = {contestant: group[0] for contestant, group in able.items()}
+        resting = [group[0] for group in able.values()]
+
+        def once(driven: Driven) -> float:
+            """Seconds of one batch; what fails is told, and gets no more turns."""
+            try:
+                return float(driven.order("once")["seconds"])
+            except Broken as reason:
+                about[driven.name]["failed"] = str(reason)
+                resting.remove(driven)
+                return 0.0
+
         for _ in range(FIRSTS):
-            for driven in groups.values():
-                driven.order("once")
-            before = {contestant: driven.cpu() for contestant, driven in groups.items()}
+            for driven in tuple(resting):
+                once(driven)
+            before = {driven.name: driven.cpu() for driven in resting}
             time.sleep(seconds)
-            used = {contestant: driven.cpu() - before[contestant] for contestant, driven in groups.items()}
-            for driven in groups.values():
+            used = {driven.name: driven.cpu() - before[driven.name] for driven in resting}
+            for driven in resting:
                 driven.rest()
-            for contestant, driven in groups.items():
-                first = driven.order("once")["seconds"]
+            for driven in tuple(resting):
+                entry = {"cpu": used[driven.name] / seconds, "first": once(driven)}
                 driven.rest()
-                about[contestant].setdefault("pauses", []).append({"cpu": used[contestant] / seconds, "first": first})
+                about[driven.name].setdefault("pauses", []).append(entry)
     return about
 
 

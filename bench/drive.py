@@ -92,7 +92,10 @@ class Driven:
 
     def look(self) -> None:
         """Remembers the processes that it has now."""
-        self.processes = [self.root, *self.root.children(recursive=True)]
+        try:
+            self.processes = [self.root, *self.root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            pass  # it has just ended, and what it has left behind is among those remembered
 
     def cpu(self) -> float:
         """Seconds of CPU time that its processes have used until now."""

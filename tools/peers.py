@@ -94,7 +94,8 @@ def make(name: str) -> str | None:
                 return f"{' '.join(command[2:])} took more than {MINUTES} minutes"
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "rror" in line] or done.stderr.splitlines()[-1:]
-                return f"{' '.join(command[2:])}: {errors[-1] if errors else done.returncode}"
+                reason = errors[-1] if errors else f"exit code {done.returncode}"
+                return f"{' '.join(command[2:])}: {reason}".replace(str(PEERS), PEERS.name)
     return None
 
 

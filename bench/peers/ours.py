@@ -6,7 +6,7 @@ import numpy as np
 
 import shmenv
 from peers.managed import ManagerPlayer
-from peers.player import Player, Values
+from peers.player import Player, Values, row_of_env_0
 from workloads import Workload
 
 
@@ -31,9 +31,9 @@ class PoolPlayer:
             self.batch = self.pool.recv(self.batch_size)
         return len(self.batch)
 
-    def values(self) -> Values:
+    def values(self) -> Values | None:
         batch = self.batch
-        return Values(batch.obs[0], batch.reward[0], batch.terminated[0] or batch.truncated[0])
+        return row_of_env_0(batch.env_id, batch.obs, batch.reward, batch.terminated | batch.truncated)
 
 
 def settings(workload: Workload, kind: str) -> list[dict[str, Any]]:

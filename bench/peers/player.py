@@ -15,6 +15,12 @@ class Values(NamedTuple):
     done: bool
 
 
+def row_of_env_0(ids: np.ndarray[Any, Any], obs: Any, reward: Any, done: Any) -> Values | None:
+    """Its values in a batch; None if it isn't in there."""
+    rows = np.flatnonzero(ids == 0)
+    return Values(obs[rows[0]], reward[rows[0]], done[rows[0]]) if len(rows) else None
+
+
 class Player(Protocol):
     """Envs that are stepped in batches, each library in its own way.
 

@@ -7,7 +7,7 @@ import numpy as np
 from pufferlib.emulation import GymnasiumPufferEnv
 from pufferlib.vector import Multiprocessing
 
-from peers.player import Values
+from peers.player import Values, row_of_env_0
 from workloads import Workload
 
 
@@ -33,9 +33,7 @@ class PufferPlayer:
 
     def values(self) -> Values | None:
         obs, reward, terminated, truncated, _, ids, _ = self.answer
-        if ids[0]:  # the other half
-            return None
-        return Values(obs[0], reward[0], terminated[0] or truncated[0])
+        return row_of_env_0(ids, obs, reward, terminated | truncated)
 
 
 def settings(workload: Workload) -> list[dict[str, Any]]:

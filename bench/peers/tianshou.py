@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from tianshou.env import ShmemVectorEnv
 
-from peers.player import Values
+from peers.player import Values, row_of_env_0
 from workloads import Workload
 
 
@@ -34,9 +34,9 @@ class TianshouPlayer:
             self.envs.reset(self.ready[ended])
         return len(self.ready)
 
-    def values(self) -> Values:
+    def values(self) -> Values | None:
         obs, reward, terminated, truncated, _ = self.answer
-        return Values(obs[0], reward[0], terminated[0] or truncated[0])
+        return row_of_env_0(self.ready, obs, reward, terminated | truncated)
 
 
 def settings(workload: Workload) -> list[dict[str, Any]]:

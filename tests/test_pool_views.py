@@ -36,6 +36,18 @@ def test_a_lockstep_batch_is_a_view_until_the_step_after_the_next(make_pool: Mak
     assert np.shares_memory(first.obs, third.obs) and not np.shares_memory(first.obs, second.obs)
 
 
+def test_a_lockstep_batch_costs_no_copy_in_the_callers_process(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 3)
+    pool.reset()
+    for _ in range(5):
+        pool.step(actions(3))
+    assert pool.stats()["copied_bytes"] == 0
+    pool.send(actions(2), env_id=[0, 2])
+    batch = pool.recv(min_envs=2)
+    own = (batch.obs, batch.reward, batch.terminated, batch.truncated)
+    assert pool.stats()["copied_bytes"] == sum(array.nbytes for array in own)
+
+
 def test_more_slots_keep_views_valid_for_longer(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 2, slots=4)
     batches = [pool.reset()] + [pool.step(actions(2)) for _ in range(3)]

@@ -21,6 +21,7 @@ from shmenv._channel cimport (
 
 RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
 ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE
+ROW_NOTES = SHM_ROW_NOTE | SHM_ROW_SPILLED | SHM_ROW_FINAL_NOTE | SHM_ROW_FINAL_SPILLED
 READY, TIMEOUT, HEARTBEAT = SHM_READY, SHM_TIMEOUT, SHM_HEARTBEAT
 FOREVER = INT64_MAX
 SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
@@ -93,6 +94,7 @@ cdef class Port:
     cdef uint64_t serial
     cdef shm_wait wait
     cdef readonly uint32_t pending
+    cdef readonly uint64_t copied   # bytes that `gather` has copied
     cdef readonly uint32_t crowded  # batches in a row whose workers shared a core
 
     def __cinit__(self, segment, dict at, list workers, Turn turn not None, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
@@ -427,16 +429,17 @@ cdef class Port:
         cdef char *out
         PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
         out, row_bytes = <char *>view.buf, <size_t>view.len // ids.shape[0]
+        self.copied += view.len
         with nogil:
             for k in range(<uint32_t>ids.shape[0]):
                 i = ids[k]
                 memcpy(out + k * row_bytes, base + (<size_t>self.envs[i].plane * self.num_envs + i) * row_bytes, row_bytes)
         PyBuffer_Release(&view)
 
-    def notes_of(self, const uint32_t[::1] ids, bint final, spill):
+    def notes_of(self, const uint32_t[::1] ids, bint final, bint with_objects, spill):
         """The side areas of these envs' rows (None: of all envs): info records and object leaves, as two lists of bytes.
 
-        The lengths were written by another process: they are copied, the copies checked, and the copies used.
+        Without objects the second list is empty. The lengths were written by another process: they are copied, the copies checked, and the copies used.
         """
         cdef uint32_t k, i, flags, a, b
         cdef uint32_t *heads = self.final_heads if final else self.heads
@@ -451,18 +454,21 @@ cdef class Port:
             flags = self.flags[row]
             if not flags & has:
                 infos.append(b"")
-                objects.append(b"")
+                if with_objects:
+                    objects.append(b"")
                 continue
             a, b = heads[2 * row], heads[2 * row + 1]
             if flags & spilled:
                 record = spill(i, self.envs[i].plane, final, <uint64_t>a + b)
                 infos.append(record[:a])
-                objects.append(record[a:])
+                if with_objects:
+                    objects.append(record[a:])
             elif <uint64_t>a + b > self.note_bytes:
                 raise ValueError(f"the side area of env {i} claims {<uint64_t>a + b} bytes of {self.note_bytes}")
             else:
                 infos.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes, a))
-                objects.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes + a, b))
+                if with_objects:
+                    objects.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes + a, b))
         return infos, objects
 
     # -- life and death

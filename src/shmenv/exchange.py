@@ -370,11 +370,18 @@ class Exchange:
         """Wait for all envs' answers to the last command to all, and hand them out."""
         n, port, plane = len(self.all_ids), self.port, self._plane
         self._await_whole(None, n)
-        if not self._whole or plane < 0 or self._blocked or self._special or port.row_flags(None):
+        flags = port.row_flags(None)
+        plain = not flags or (self.plan.has_final_rows and not flags & ~_port.ROW_NOTES)
+        if not plain or not self._whole or plane < 0 or self._blocked or self._special:
             return self.collect(self.all_ids)
+        info = final_info = self._none
+        if flags & _port.ROW_NOTE:
+            info = Infos(self._rows.notes(self.all_ids, False, flags)[0])
+        if flags & _port.ROW_FINAL_NOTE:
+            final_info = Infos(self._rows.notes(self.all_ids, True, flags)[0])
         port.deliver(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
-        return Batch(self._env_id, obs, reward, terminated, truncated, self._none, final_obs, self._none, port, plane)
+        return Batch(self._env_id, obs, reward, terminated, truncated, info, final_obs, final_info, port, plane)
 
     @property
     def _special(self) -> bool:
@@ -467,7 +474,7 @@ class Exchange:
 
     def error_of(self, env_id: int) -> tuple[str, bytes]:
         """The command that failed and the error record of a row that holds an error."""
-        notes = self.port.notes_of(np.array([env_id], np.uint32), False, self._rows.read_spilled)
+        notes = self.port.notes_of(np.array([env_id], np.uint32), False, False, self._rows.read_spilled)
         command, record = codec.load(notes[0][0])
         return command, record
 

@@ -529,7 +529,8 @@ class Pool:
         """Counters since the pool was made. Any thread may call this at any time.
 
         Returns:
-            num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, and of the waits for results spins,
+            num_envs, num_workers, steps (of envs), steps_per_second, segment_bytes, copied_bytes (gathered by this
+            process into batches that are no views), and of the waits for results spins,
             parks and heartbeats (sleeps that no result ended: all idle, or a lost wake-up); restarts and recycled
             (workers replaced), timeouts (workers killed for one), losses (loss rows). `workers` is a list of dicts:
             worker_id, pid (None until the successor of a dead one is under way), env_ids, alive, steps, busy_seconds,
@@ -562,6 +563,7 @@ class Pool:
             "steps": steps,
             "steps_per_second": steps / (time.monotonic() - self._started),
             "segment_bytes": self._plan.layout.size,
+            "copied_bytes": port.copied,
             "spins": spins,
             "parks": parks,
             "heartbeats": heartbeats,

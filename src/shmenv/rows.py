@@ -68,7 +68,7 @@ class Rows:
         """Info records of these envs and the object leaves of their observations; `final`: of the ended step."""
         if not present:
             return [], [None] * len(ids) if self.has_objects else []
-        infos, objects = self._port.notes_of(ids, final, self.read_spilled)
+        infos, objects = self._port.notes_of(ids, final, self.has_objects, self.read_spilled)
         return infos, [codec.load(each) if each else None for each in objects] if self.has_objects else []
 
     def read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:

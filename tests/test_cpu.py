@@ -165,7 +165,13 @@ class Cores:
 def test_a_worker_that_shares_a_core_is_moved_to_a_free_one_and_not_kept_there(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = Cores(monkeypatch)
     Spreader().spread([11, 12, 13], [1, 1, 0])
-    assert cores.calls == [(12, {2}), (12, {0, 1, 2})]
+    assert cores.calls == [(11, {2}), (11, {0, 1, 2})]
+
+
+def test_more_workers_than_cores_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = Cores(monkeypatch)
+    Spreader().spread([11, 12, 13, 14, 15], [1, 1, 1, 1, 0])
+    assert [(pid, to) for pid, to in cores.calls if len(to) == 1] == [(11, {2}), (12, {0})]
 
 
 def test_workers_that_share_stay_where_they_are_if_no_core_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

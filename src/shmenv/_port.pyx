@@ -90,15 +90,15 @@ cdef class Port:
     cdef uint32_t *final_heads
     cdef char *notes
     cdef char *final_notes
-    cdef uint32_t num_envs, num_workers, planes, note_bytes, start, seen_alert
+    cdef uint32_t num_envs, num_workers, planes, note_bytes, start, seen_alert, cores
     cdef uint64_t serial
     cdef shm_wait wait
     cdef readonly uint32_t pending
     cdef readonly uint64_t copied   # bytes that `gather` has copied
-    cdef readonly uint32_t crowded  # batches in a row whose workers shared a core
+    cdef readonly uint32_t crowded  # batches in a row with more workers on one core than there need be
 
     def __cinit__(self, segment, dict at, list workers, Turn turn not None, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
-                  uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns):
+                  uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns, uint32_t cores):
         cdef size_t base = segment.address
         cdef uint32_t i, k
         cdef Env *env
@@ -127,7 +127,7 @@ cdef class Port:
                 shm_command(env.cmd, first_command)
                 shm_reset_channel(env.cmd, env.rsp)
                 shm_end(env.ended, first_command)  # not 0, which counts as command 2**32
-        self.wait.spin_ns, self.wait.heartbeat_ns = spin_ns, heartbeat_ns
+        self.wait.spin_ns, self.wait.heartbeat_ns, self.cores = spin_ns, heartbeat_ns, cores
 
     def __dealloc__(self):
         PyMem_Free(self.workers)
@@ -150,8 +150,8 @@ cdef class Port:
         cdef int64_t now = os_now_ns()
         cdef Env *env
         cdef uint32_t word
-        cdef uint64_t taken = 0, core
-        cdef bint shared = False
+        cdef uint32_t rung = 0, fullest = 0, core
+        cdef uint32_t on_core[64]
         self.serial += 1
         for k in range(n):
             i = k if ids is None else ids[k]
@@ -173,15 +173,17 @@ cdef class Port:
                     self.pending += 1
             self.rung[env.worker] = 1
             shm_command(env.cmd, env.given)
+        memset(on_core, 0, sizeof(on_core))
         for k in range(self.num_workers):
             if self.rung[k]:
                 self.rung[k] = 0
-                core = <uint64_t>1 << (shm_core(self.workers[k]) & 63)  # beyond 64 cores a hint that may be wrong
-                shared, taken = shared or (taken & core) != 0, taken | core
+                core = shm_core(self.workers[k]) & 63  # beyond 64 cores a hint that may be wrong
+                on_core[core] += 1
+                rung, fullest = rung + 1, max(fullest, on_core[core])
                 shm_ring_bell(self.workers[k], now)
-        self.crowded = self.crowded + 1 if shared else 0
+        self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
 
-    def cores(self):
+    def cores_used(self):
         """The core on which each worker took up its last commands."""
         return [shm_core(self.workers[w]) for w in range(self.num_workers)]
 

@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,7 +169,7 @@ def pin_plan(affinity: Literal["spread"] | Sequence[int] | None, num_workers: in
 
 
 class Spreader:
-    """Moves workers apart that the kernel keeps on one core while another is free. Nothing is pinned by it.
+    """Moves workers apart that the kernel keeps on one core while another has fewer. Nothing is pinned by it.
 
     The kernel does so to processes that hand over to one another often: each is woken where the waker runs, and a core
     that is idle for microseconds only fetches no work. Who moves back is left alone for longer each time, so that a
@@ -182,7 +183,7 @@ class Spreader:
         self._next = self._calm_at = 0.0  # time.monotonic
 
     def spread(self, pids: Sequence[int], cores: Sequence[int]) -> None:
-        """Give each worker that shares its core with one before it a core of its own, as far as there are any.
+        """Have as many workers on each core that this process may use, or one more or less.
 
         Args:
             pids: the workers; 0 for one that is not running.
@@ -193,12 +194,15 @@ class Spreader:
             return
         self._pause = min(2 * self._pause, LONGEST_PAUSE) if now < self._calm_at else FIRST_PAUSE
         self._next, self._calm_at = now + self._pause, now + CALM * self._pause
-        seen = set[int]()
-        free = sorted(os.sched_getaffinity(0).difference(cores))
+        count = Counter(cores)
+        allowed = sorted(os.sched_getaffinity(0))
+        fair = -(-len(cores) // len(allowed))
         for pid, core in zip(pids, cores, strict=True):
-            if pid and core in seen and free:
-                _move(pid, free.pop())
-            seen.add(core)
+            emptiest = min(allowed, key=count.__getitem__)
+            if pid and count[core] > fair and count[emptiest] < fair:
+                _move(pid, emptiest)
+                count[core] -= 1
+                count[emptiest] += 1
 
 
 def _move(pid: int, core: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,7 +25,7 @@ from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 MISFIT = f"{ObservationError.__module__}.{ObservationError.__qualname__}"
-CROWDED = 8  # batches in a row in which workers shared a core, until they are moved apart
+CROWDED = 8  # batches in a row with more workers on one core than there need be, until they are moved apart
 POISON = 0xA5  # what debug mode fills recycled rows with
 
 
@@ -67,6 +68,7 @@ class Exchange:
             first_command=self.first_command,
             spin_ns=spin_ns,
             heartbeat_ns=HEARTBEAT_NS,
+            cores=len(os.sched_getaffinity(0)),
         )
         self.closing = False
         self.inbound, self.calls = plan.mail("inbound", buffer, spill), plan.mail("call", buffer, spill)
@@ -293,7 +295,7 @@ class Exchange:
         if ids is None or len(ids):
             self.port.command(ids, code, plane, True, payloads)
             if self.port.crowded >= CROWDED and self._spreader is not None:
-                self._spreader.spread(self.workers.pids, self.port.cores())
+                self._spreader.spread(self.workers.pids, self.port.cores_used())
 
     def _around_troubles(
         self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int

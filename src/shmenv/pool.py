@@ -212,7 +212,7 @@ class Pool:
                 plan = _plan(reports, ranges, slots, autoreset)
                 segment.allocate(plan.layout.size, plan.purpose)
                 spin_ns = SPIN_NS if affinity == "spread" else 0
-                spreader = cpu.Spreader() if spins and affinity is None and num_workers > 1 else None
+                spreader = cpu.Spreader() if affinity is None and num_workers > 1 else None
                 exchange = Exchange(
                     plan, segment, spill, workers, policy, turn,
                     copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader,

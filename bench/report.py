@@ -118,7 +118,8 @@ def _section(result: Result) -> str:
             lines.append(f"| {name} | missing: {told['missing']} | | | | |")
             continue
         entry = entries.get(name, {})
-        settings = ", ".join(f"`{key}={value}`" for key, value in entry.get("settings", {}).items()) or "default"
+        own = entry.get("settings")
+        settings = "-" if own is None else ", ".join(f"`{key}={value}`" for key, value in own.items()) or "default"
         values = "equal" if entry.get("checked") else "-"
         version = f"{told['package']} {told[told['package']]}"
         lines.append(f"| {name} | {version} | {told['numpy']} | {told['gymnasium']} | {settings} | {values} |")

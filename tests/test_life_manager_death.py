@@ -26,11 +26,13 @@ if __name__ == "__main__":
     before = {worker["pid"] for worker in pool.stats()["workers"]}
     pool.send(np.array([act("kill")] * 4))
     if state == "starting":
-        while pool.stats()["restarts"] < 4:
+        stats = pool.stats()
+        while stats["restarts"] < 4 or None in {worker["pid"] for worker in stats["workers"]}:
             try:
                 pool.recv(timeout=0.001)
             except shmenv.RecvTimeoutError:
                 pass
+            stats = pool.stats()
     else:
         while pool.pending:
             pool.recv()

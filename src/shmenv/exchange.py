@@ -13,6 +13,8 @@ from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader
 from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
+from shmenv.failures import env_error
+from shmenv.handle import Handle
 from shmenv.info import Infos
 from shmenv.observation import ObservationError
 from shmenv.plan import NOTE_BYTES, Plan
@@ -20,7 +22,7 @@ from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
 from shmenv.segment import Segment, Spill
 from shmenv.starting import interrupts_held
-from shmenv.supervisor import Handle, Supervisor, env_error
+from shmenv.supervisor import Supervisor
 from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait

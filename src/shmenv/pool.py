@@ -30,10 +30,11 @@ from shmenv.arguments import (
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
+from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
 from shmenv.recovery import Policy
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
-from shmenv.supervisor import Limits, Supervisor
+from shmenv.supervisor import Supervisor
 from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")

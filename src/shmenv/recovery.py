@@ -15,8 +15,10 @@ from shmenv._info import pack_info, pack_object, unpack_info
 from shmenv._port import Mail, Port
 from shmenv.batch import Array
 from shmenv.errors import EnvError, ShmenvError, WorkerError
+from shmenv.handle import RECYCLED, Handle
+from shmenv.limits import FIRST_DELAY
 from shmenv.plan import Plan
-from shmenv.supervisor import FIRST_DELAY, RECYCLED, Handle, Supervisor
+from shmenv.supervisor import Supervisor
 from shmenv.worker import CONSTRUCT
 
 logger = logging.getLogger("shmenv")
@@ -158,7 +160,7 @@ class Recovery:
         delay = self._x.workers.restart_delay(handle, started=False)
         if delay is None:
             fate = f"What it runs is lost for good, for no new worker could be started: {error}"
-            self._give_up(handle, self._x.workers.died_error(handle, "before", fate))
+            self._give_up(handle, self._x.workers.coroner.died_error(handle, "before", fate))
         else:
             self._restart_at[handle.worker_id] = time.monotonic() + max(delay, FIRST_DELAY)
 
@@ -306,12 +308,12 @@ class Recovery:
             limits = x.workers.limits
             budget = f"max_restarts={limits.max_restarts} within restart_period={limits.restart_period} s"
             fate = f"What it runs is lost for good, for it was replaced as often as it may be ({budget})."
-            self._give_up(handle, x.workers.died_error(handle, doing, fate))
+            self._give_up(handle, x.workers.coroner.died_error(handle, doing, fate))
             return
         dropped = self._policy.restart or handle.leave == RECYCLED
         fate = "A new worker starts it anew" if dropped else "It needs a reset, which a new worker carries out"
         fate += "; the envs of other workers go on."
-        error = x.workers.died_error(handle, doing, fate)
+        error = x.workers.coroner.died_error(handle, doing, fate)
         logger.log(logging.INFO if handle.leave else logging.WARNING, "%s", error)
         unanswered = {i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)}
         ended = {i for i in unanswered if self._same_step and port.has_ended(i)}

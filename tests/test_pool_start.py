@@ -16,6 +16,7 @@ from envs import OnlyInWorkersEnv, ScriptedEnv, actions
 from support import Script, eventually, is_gone
 
 import shmenv
+from shmenv.handle import Handle
 
 MakePool = Callable[..., shmenv.Pool]
 
@@ -120,6 +121,23 @@ def test_factories_that_make_no_env_are_told(make_pool: MakePool) -> None:
     with pytest.raises(shmenv.EnvError, match="reset") as caught:
         make_pool([ScriptedEnv, dict], num_workers=1)
     assert caught.value.env_id == 1 and caught.value.command == "construct"
+
+
+def test_a_start_that_fails_before_there_is_hold_of_its_process_is_told_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    """Covers a worker that ends sooner than the manager opens its process."""
+    take_hold = Handle.take_hold
+
+    def take_hold_late(handle: Handle) -> bool:
+        eventually(lambda: handle.process.exitcode is not None, 30)
+        return take_hold(handle)
+
+    monkeypatch.setattr(Handle, "take_hold", take_hold_late)
+    with pytest.raises(shmenv.EnvError, match="reset"):
+        shmenv.Pool([dict], context=context)
+    with pytest.raises(shmenv.WorkerDiedError, match="exit code 3"):
+        shmenv.Pool([partial(os._exit, 3)], context=context)
 
 
 def test_factories_that_cannot_travel_are_a_usage_error(context: str) -> None:

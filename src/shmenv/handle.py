@@ -46,9 +46,10 @@ class Handle:
             ResourceError: no more descriptors. The process is killed.
         """
         process = self.process
-        if process.exitcode is not None or process.pid is None:
-            return False
+        exitcode = process.exitcode
         self.pid = process.pid
+        if exitcode is not None or self.pid is None:
+            return False
         try:
             pidfd = _memory.pidfd_open(self.pid)
         except ProcessLookupError:  # it has ended; the fork server tells how at any moment
@@ -61,6 +62,11 @@ class Handle:
             return False
         self.pidfd = pidfd
         return True
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once it has ended; where there was no hold of it, multiprocessing's."""
+        return self.pidfd if self.pidfd >= 0 else self.process.sentinel
 
     @property
     def has_ended(self) -> bool:

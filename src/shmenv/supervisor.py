@@ -166,7 +166,7 @@ class Supervisor:
         while len(reports) < len(self.handles):
             waiting = [handle for handle in self.handles if handle.worker_id not in reports]
             # Not the pipes alone: under fork other workers hold copies of their far ends, and no end of file comes.
-            sources = [handle.pidfd for handle in waiting] + [handle.conn for handle in waiting if handle.open]
+            sources = [handle.sentinel for handle in waiting] + [handle.conn for handle in waiting if handle.open]
             ready = wait(sources, None if deadline is None else max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self.coroner.start_timed_out(waiting, self.limits.start)
@@ -183,7 +183,7 @@ class Supervisor:
                         raise start_failed(handle, message)
                     else:
                         reports[handle.worker_id] = message
-                if handle.worker_id not in reports and handle.pidfd in ready:
+                if handle.worker_id not in reports and handle.sentinel in ready:
                     handle.note_exit()
                     if handle.exitcode == NO_MAIN_GUARD:
                         raise UsageError(GUARD_HINT)
@@ -199,12 +199,12 @@ class Supervisor:
         handle = self.handles[0]
         try:
             handle.conn.send(question)
-            wait([handle.conn, handle.pidfd])
+            wait([handle.conn, handle.sentinel])
             record, status = handle.conn.recv() if handle.conn.poll() else (b"", 2)
         except (EOFError, OSError):
             status = 2
         if status == 2:
-            wait([handle.pidfd], EXIT_GRACE)  # its pipe ends before it does
+            wait([handle.sentinel], EXIT_GRACE)  # its pipe ends before it does
             handle.note_exit()
             raise self.coroner.died_error(handle, f"asked for {question.name!r}", "No pool was made.")
         if status:

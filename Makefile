@@ -20,10 +20,10 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare explore stress sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare explore stress spin sanitize sdist wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/.built ## step 64 CartPoles and 8 Atari games next to Gymnasium's vector envs, with a table at the end
 	@$(BIN)/python -m shmenv demo $(ARGS)
@@ -52,6 +52,10 @@ explore: .venv/.built ## explore the core's interleavings, with and without each
 
 stress: .venv/.built ## long runs, without and with kills; prints how fast a death is noticed
 	@$(BIN)/python -m pytest -m stress -s --timeout=0 $(ARGS)
+
+spin: .venv/.created ## have SPIN prove a model of the semaphore with deaths, and refute it with each step taken away
+	@bash tools/packages.sh spin:spin
+	@$(BIN)/python tests/spin/check.py
 
 sanitize: .venv/.built ## the tests again, with the compiled modules under ASan and UBSan, and the core under TSan
 	@bash tools/sanitize.sh $(ARGS)

@@ -239,7 +239,7 @@ cdef class RingCore(_Placed):
         self.itemsize = itemsize
         self.mask = _cell_count(capacity) - 1
         if start is not None:
-            self.ring.tail = self.ring.head = start
+            self.ring.tail = self.ring.head = <uint32_t>start
         self.cached_head = self.cached_tail = shm_popped(self.ring)
 
     cdef shm_ring *get(self) except NULL:
@@ -413,7 +413,7 @@ cdef class Cells(_Placed):
         self.words = _words(size)
         self.count = count
         if start is not None:
-            self.head.version = start
+            self.head.version = <uint64_t>start
 
     cdef uint64_t *get(self, object x, Py_buffer *view, int flags) except NULL:
         """The bytes of `x` as words: where they stand, or in memory of their own (for `done` to free) if those do not fit."""

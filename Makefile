@@ -20,7 +20,7 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare explore stress spin sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare explore stress spin fuzz sanitize sdist wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ stress: .venv/.built ## long runs, without and with kills; prints how fast a dea
 spin: .venv/.created ## have SPIN prove a model of the semaphore with deaths, and refute it with each step taken away
 	@bash tools/packages.sh spin:spin
 	@$(BIN)/python tests/spin/check.py
+
+fuzz: .venv/.built ## feed the decoders of what workers write with broken bytes, a minute each (atheris)
+	@bash tools/fuzz.sh $(ARGS)
 
 sanitize: .venv/.built ## the tests again, with the compiled modules under ASan and UBSan, and the core under TSan
 	@bash tools/sanitize.sh $(ARGS)

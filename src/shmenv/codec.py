@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 PROTOCOL = 5
+DAMAGED = "unknown exception"  # name of one whose record is no record
 ERROR_LIMIT = 1 << 16  # characters of each text of an error, and bytes of its pickled exception
 
 
@@ -111,7 +112,7 @@ def dump_error(exc: BaseException, limit: int = ERROR_LIMIT) -> bytes:
         limit: characters of the message and of the traceback (its middle is left out), bytes of the exception.
     """
     parts = (
-        _quietly(lambda: _type_name(type(exc)), "unknown exception"),
+        _quietly(lambda: _type_name(type(exc)), DAMAGED),
         _quietly(lambda: _cut(_message(exc), limit), "(the exception's text cannot be shown)"),
         _quietly(lambda: _cut("".join(traceback.format_exception(exc)), limit), "(the traceback cannot be shown)\n"),
         _quietly(lambda: _dump_exception(exc, limit), b""),
@@ -120,10 +121,29 @@ def dump_error(exc: BaseException, limit: int = ERROR_LIMIT) -> bytes:
 
 
 def load_error(data: bytes | bytearray | memoryview) -> RemoteError:
-    """What `dump_error` has written. An exception whose class is not known in this process is left out."""
-    type_name, message, traceback_text, pickled = pickle.loads(data)
+    """What `dump_error` has written. Never raises: what its process has overwritten since is told as such.
+
+    An exception whose class is not known in this process is left out.
+    """
+    try:
+        type_name, message, traceback_text, pickled = pickle.loads(data)
+        if [type(part) for part in (type_name, message, traceback_text, pickled)] != [str, str, str, bytes]:
+            raise TypeError("it holds something else")
+    except Exception as error:
+        return RemoteError(DAMAGED, f"its worker has overwritten what it told of it ({error})", "", None)
     exception = _quietly(lambda: pickle.loads(pickled), None) if pickled else None
     return RemoteError(type_name, message, traceback_text, exception)
+
+
+def load_failure(data: bytes | bytearray | memoryview) -> tuple[str, bytes]:
+    """The command that failed in a worker and its error record, for `load_error`. Never raises, as that."""
+    try:
+        command, record = pickle.loads(data)
+        if command in ("step", "reset") and type(record) is bytes:
+            return command, record
+    except Exception:  # the record below says so
+        pass
+    return "step", b""
 
 
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

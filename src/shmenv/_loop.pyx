@@ -24,6 +24,10 @@ cdef extern from "Python.h":
     bint PyFloat_Check(object value)
     double PyFloat_AS_DOUBLE(object value)
 
+cdef extern from "points.h" nogil:
+    const int SHM_TAKEN, SHM_HALF_WRITTEN, SHM_ENDED, SHM_WRITTEN, SHM_PUBLISHED, SHM_POSTED
+    void shm_point(int)
+
 cdef extern from "ndarray.h":
     ctypedef struct shm_ndarray:
         char *data
@@ -166,16 +170,21 @@ cdef class Loop:
                 word, busy = self.op[k], True
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
                     shm_doing(self.me, n, self.first + k, SHM_STEP, os_now_ns() if self.timed else 0)
+                    shm_point(SHM_TAKEN)
                     self.step(k, n, word)
                     shm_count_step(self.me)
                 else:
+                    shm_point(SHM_TAKEN)
                     self.worker.command(
                         self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0,
                         (word & SHM_KEEP_ROW) != 0
                     )
                 self.answered[k] = n
+                shm_point(SHM_WRITTEN)
                 shm_respond(&self.rsp[k], n)  # commit point
+                shm_point(SHM_PUBLISHED)
                 shm_post(self.results, 1)
+                shm_point(SHM_POSTED)
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if busy:
@@ -248,12 +257,14 @@ cdef class Loop:
                 self.terminated[row] = terminated
             if self.truncated[row] != truncated:
                 self.truncated[row] = truncated
+            shm_point(SHM_HALF_WRITTEN)
             if terminated or truncated:
                 self.over[k] = 1
                 if self.autoreset == SAME_STEP:
                     flags = self.write_final(row, env_id, plane, obs, info)
                     self.flags[row] = flags
                     shm_end(&self.ended[k], n)  # commit point of the ended step; the reset follows
+                    shm_point(SHM_ENDED)
                     command = "reset"
                     obs, info = self.worker.autoreset(env_id, plane, n)
                     self.over[k] = self.episode_step[k] = 0

@@ -41,15 +41,17 @@ class FaultyWalkEnv(WalkEnv):
 
 def rows_of(batch: shmenv.Batch) -> dict[int, Row]:
     """The rows of a batch, copied."""
-    rows = {}
-    for k, i in enumerate(batch.env_id.tolist()):
-        terminated, truncated = bool(batch.terminated[k]), bool(batch.truncated[k])
-        ended = terminated or truncated
-        rows[i] = Row(
-            batch.obs[k].copy(), float(batch.reward[k]), terminated, truncated, dict(batch.info[k]),
-            batch.final_obs[k].copy() if ended else None, dict(batch.final_info[k]),
-        )  # fmt: skip
-    return rows
+    return {i: one_row(batch, k) for k, i in enumerate(batch.env_id.tolist())}
+
+
+def one_row(batch: shmenv.Batch, k: int) -> Row:
+    """Row k of a batch, copied."""
+    terminated, truncated = bool(batch.terminated[k]), bool(batch.truncated[k])
+    ended = terminated or truncated
+    return Row(
+        batch.obs[k].copy(), float(batch.reward[k]), terminated, truncated, dict(batch.info[k]),
+        batch.final_obs[k].copy() if ended else None, dict(batch.final_info[k]),
+    )  # fmt: skip
 
 
 def assert_same(got: Row, wanted: Row, where: str) -> None:

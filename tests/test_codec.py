@@ -261,3 +261,19 @@ def test_a_local_class_comes_by_value() -> None:
 
     back = through(LocalError("here"))
     assert type(back.exception).__name__ == "LocalError" and str(back.exception) == "here"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"garbage", codec.dump_error(KeyError(1))[:-1], codec.dump(None), codec.dump((1, "a", "b", b""))],
+    ids=["empty", "garbage", "cut", "something else", "wrong types"],
+)
+def test_an_error_record_that_was_overwritten_is_told_as_such(record: bytes) -> None:
+    remote = codec.load_error(record)
+    assert remote.exception is None and "overwritten" in remote.message
+    assert codec.load_failure(record) == ("step", b"")
+
+
+def test_the_failed_command_comes_with_its_error() -> None:
+    record = codec.dump_error(KeyError(1))
+    assert codec.load_failure(codec.dump(("reset", record))) == ("reset", record)

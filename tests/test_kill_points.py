@@ -116,11 +116,10 @@ def test_what_a_kill_at_each_point_costs(
         assert batch.final_obs.tolist() == [[1 if late else 0]] and batch.info[0]["abnormal"]
     # Its worker is replaced, and the envs of the other one have noticed nothing.
     if policy == "raise":
-        while set(pool.needs_reset_ids) < {0, 1}:  # found lost at the latest when it is stepped
-            try:
-                pool.step(np.zeros(4, int))
-            except (shmenv.WorkerDiedError, shmenv.UsageError):
-                break
+        if armed == ENDED or answered:  # of env 0, which was idle, the next command to it tells
+            with pytest.raises(shmenv.WorkerDiedError):
+                pool.send([0], env_id=[0])
+                pool.recv()
         pool.reset(env_id=[0, 1])
     assert pool.step(np.zeros(4, int)).obs[2:].tolist() == [[1 + late]] * 2
     assert pool.stats()["restarts"] == 1

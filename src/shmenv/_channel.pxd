@@ -8,6 +8,7 @@ cdef extern from "row.h" nogil:
     uint32_t SHM_OP_PLANE(uint32_t)
     const uint32_t SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED
     const uint32_t SHM_ROW_NEEDS_RESET
+    uint32_t shm_word(uint32_t *)
 
 cdef extern from "channel.h" nogil:
     ctypedef struct a32:

@@ -2,7 +2,7 @@
 
 import threading
 
-from shmenv.errors import ClosedError, ShmenvError, UsageError
+from shmenv.errors import ClosedError, DamageError, ShmenvError, UsageError
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from shmenv._channel cimport (
     SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_OP_CODE, SHM_ROW_ERROR, SHM_ROW_NOTE,
-    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
+    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
     shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_end
@@ -441,7 +441,8 @@ cdef class Port:
     def notes_of(self, const uint32_t[::1] ids, bint final, bint with_objects, spill):
         """The side areas of these envs' rows (None: of all envs): info records and object leaves, as two lists of bytes.
 
-        Without objects the second list is empty. The lengths were written by another process: they are copied, the copies checked, and the copies used.
+        Without objects the second list is empty. The lengths were written by another process: they are copied, the
+        copies checked, and the copies used. Raises DamageError for the first env of which nothing can be made of them.
         """
         cdef uint32_t k, i, flags, a, b
         cdef uint32_t *heads = self.final_heads if final else self.heads
@@ -453,20 +454,23 @@ cdef class Port:
         for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
             i = k if ids is None else ids[k]
             row = <size_t>self.envs[i].plane * self.num_envs + i
-            flags = self.flags[row]
-            if not flags & has:
+            flags = shm_word(&self.flags[row])
+            if not flags & has or heads == NULL:  # a flag of final rows where there are none: written over
                 infos.append(b"")
                 if with_objects:
                     objects.append(b"")
                 continue
-            a, b = heads[2 * row], heads[2 * row + 1]
+            a, b = shm_word(&heads[2 * row]), shm_word(&heads[2 * row + 1])
             if flags & spilled:
-                record = spill(i, self.envs[i].plane, final, <uint64_t>a + b)
+                try:
+                    record = spill(i, self.envs[i].plane, final, <uint64_t>a + b)
+                except ShmenvError as error:
+                    raise DamageError(f"the side area of env {i} cannot be read: {error}", i) from error
                 infos.append(record[:a])
                 if with_objects:
                     objects.append(record[a:])
             elif <uint64_t>a + b > self.note_bytes:
-                raise ValueError(f"the side area of env {i} claims {<uint64_t>a + b} bytes of {self.note_bytes}")
+                raise DamageError(f"the side area of env {i} claims {<uint64_t>a + b} bytes of {self.note_bytes}", i)
             else:
                 infos.append(PyBytes_FromStringAndSize(notes + row * self.note_bytes, a))
                 if with_objects:
@@ -556,8 +560,11 @@ cdef class Mail:
                 self.write(k if ids is None else ids[k], payloads[k])
 
     def read(self, uint32_t env_id):
-        """The payload. Its length was written by another process: it is copied once, then used."""
-        cdef uint32_t length = self.heads[2 * env_id]
+        """The payload. Its length was written by another process: it is copied once, then used.
+
+        Raises ShmenvError if nobody wrote that much.
+        """
+        cdef uint32_t length = shm_word(&self.heads[2 * env_id])
         if length > self.note_bytes:
             return self.spill.read(self.regions[env_id], length)
         return PyBytes_FromStringAndSize(self.notes + <size_t>env_id * self.note_bytes, length)

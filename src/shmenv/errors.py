@@ -25,6 +25,18 @@ class ResourceError(ShmenvError, OSError):
     """The system's fault: too little memory, too few processes or descriptors. Says how much, and what helps."""
 
 
+class DamageError(ShmenvError):
+    """Found in what an env's worker has written: it cannot be read. A pool tells of it as that env's `EnvError`.
+
+    Attributes:
+        env_id: the env.
+    """
+
+    def __init__(self, message: str, env_id: int) -> None:
+        super().__init__(message)
+        self.env_id = env_id
+
+
 class EnvError(ShmenvError):
     """The env author's fault: an env raised, or returned what does not fit. Its worker lives; reset that env.
 

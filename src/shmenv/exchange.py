@@ -12,7 +12,7 @@ from shmenv._port import Port, Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader
-from shmenv.errors import ClosedError, EnvError, RecvTimeoutError, UsageError, WorkerError
+from shmenv.errors import ClosedError, DamageError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.failures import env_error
 from shmenv.handle import Handle
 from shmenv.info import Infos
@@ -377,12 +377,15 @@ class Exchange:
         flags = port.row_flags(None)
         plain = not flags or (self.plan.has_final_rows and not flags & ~_port.ROW_NOTES)
         if not plain or not self._whole or plane < 0 or self._blocked or self._special:
-            return self.collect(self.all_ids)
+            return self._collect_whole(self.all_ids, copy=False)
         info = final_info = self._none
-        if flags & _port.ROW_NOTE:
-            info = Infos(self._rows.notes(self.all_ids, False, flags)[0])
-        if flags & _port.ROW_FINAL_NOTE:
-            final_info = Infos(self._rows.notes(self.all_ids, True, flags)[0])
+        try:
+            if flags & _port.ROW_NOTE:
+                info = Infos(self._rows.notes(self.all_ids, False, flags)[0])
+            if flags & _port.ROW_FINAL_NOTE:
+                final_info = Infos(self._rows.notes(self.all_ids, True, flags)[0])
+        except DamageError:  # which this finds again, and sorts out
+            return self._collect_whole(self.all_ids, copy=False)
         port.deliver(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
         return Batch(self._env_id, obs, reward, terminated, truncated, info, final_obs, final_info, port, plane)
@@ -410,7 +413,15 @@ class Exchange:
     def collect_some(self, ids: Array) -> Batch:
         """Wait for these envs' answers, and hand them out as a copy."""
         self._await_whole(ids, len(ids))
-        return self.collect(ids, copy=True)
+        return self._collect_whole(ids, copy=True)
+
+    def _collect_whole(self, ids: Array, copy: bool) -> Batch:
+        while True:
+            try:
+                return self.collect(ids, copy=copy)
+            except DamageError as error:
+                self._rows.put_error(error)
+            self._await_whole(ids, len(ids))
 
     def collect_ready(self, need: int, most: int, deadline_ns: int, timeout: float | None, out: Batch | None) -> Batch:
         """Wait until `need` of the owed answers are in, and hand out at most `most`."""
@@ -419,12 +430,16 @@ class Exchange:
             ids = np.empty(most, np.uint32)
             ids = ids[: self.port.ready(ids)]
             if not self._repair(ids):
-                return self.collect(ids, out)
+                try:
+                    return self.collect(ids, out)
+                except DamageError as error:
+                    self._rows.put_error(error)
 
     def collect(self, ids: Array, out: Batch | None = None, copy: bool = False) -> Batch:
         """Hand out the rows of these envs, whose answers are in.
 
-        An env that failed is told of by an exception instead; then the rows of the others stay owed.
+        An env that failed is told of by an exception instead; then the rows of the others stay owed. DamageError is for
+        the caller to put in place of a row: nothing was handed out.
         """
         port, m = self.port, len(ids)
         flags = port.row_flags(ids)
@@ -478,12 +493,16 @@ class Exchange:
 
     def error_of(self, env_id: int) -> tuple[str, bytes]:
         """The command that failed and the error record of a row that holds an error."""
-        notes = self.port.notes_of(np.array([env_id], np.uint32), False, False, self._rows.read_spilled)
-        command, record = codec.load(notes[0][0])
-        return command, record
+        try:
+            notes = self.port.notes_of(np.array([env_id], np.uint32), False, False, self._rows.read_spilled)
+        except DamageError as error:
+            return "step", codec.dump_error(error)
+        return codec.load_failure(notes[0][0])
 
-    def _raise_row_error(self, ids: Array) -> NoReturn:
-        i = next(i for i in ids.tolist() if self.port.flags_of(i) & _port.ROW_ERROR)
+    def _raise_row_error(self, ids: Array) -> None:
+        i = next((i for i in ids.tolist() if self.port.flags_of(i) & _port.ROW_ERROR), None)
+        if i is None:  # a worker that writes where it should not has taken it back
+            return
         command, record = self.error_of(i)
         one = np.array([i], np.uint32)
         self.port.deliver(one)

@@ -518,13 +518,13 @@ class Pool:
             exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
             exchange.inbound.write_all(order, payloads * len(order) if len(payloads) == 1 else payloads)
             exchange.ask(ids)
-            answers = {i: (exchange.calls.read(i), exchange.calls.status(i)) for i in ids.tolist()}
+            answers = {i: _answer(exchange.calls, i) for i in ids.tolist()}
             if exchange.closing:  # by a signal handler just now, perhaps before they were read
                 raise ClosedError("the pool was closed while this call waited")
             for i, (record, status) in answers.items():
                 if status:
                     raise exchange.env_error(i, "call", record, f"It was asked for {name!r}. Env and worker go on.")
-            return tuple(codec.load(answers[i][0]) for i in order.tolist())
+            return tuple(answers[i][0] for i in order.tolist())
 
     def stats(self) -> dict[str, Any]:
         """Counters since the pool was made. Any thread may call this at any time.
@@ -597,7 +597,7 @@ class Pool:
             self._workers.stop()
             for i in range(self._num_envs):
                 if exchange.calls.status(i):
-                    remote = codec.load_error(exchange.calls.read(i))
+                    remote = codec.load_error(_answer(exchange.calls, i)[0])
                     text = "env %d raised in close: %s: %s\n%s"
                     logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
         finally:  # also when Ctrl-C ends it early
@@ -681,3 +681,12 @@ def _undo(things: list[Any]) -> None:
     """Stop the workers and close the descriptors of a pool that failed to open, was closed, or was forgotten."""
     for thing in things:
         thing.stop() if isinstance(thing, Supervisor) else thing.close()
+
+
+def _answer(calls: _port.Mail, env_id: int) -> tuple[Any, int]:
+    """What an env answered to a call and 0, or an error record and another number."""
+    try:
+        record, status = calls.read(env_id), calls.status(env_id)
+        return (record, status) if status else (codec.load(record), 0)
+    except Exception as error:  # its class is not known here, or the worker has overwritten it
+        return codec.dump_error(error), 1

@@ -500,7 +500,7 @@ class Recovery:
             for k, i in enumerate(ids.tolist()):
                 if i in self.losses:
                     abnormal = {"abnormal": True, "error": self.losses[i]}
-                    info = unpack_info(infos[k])
+                    info = _readable(infos[k])
                     infos[k] = pack_info({**(info if isinstance(info, dict) else {"info": info}), **abnormal})
                     final_infos[k] = pack_info(abnormal)
         return infos, final_infos
@@ -535,6 +535,14 @@ class Recovery:
             if count >= self._policy.recycle_after and not any(self._x.port.is_owed(i) for i in handle.ids):
                 del self._episodes[worker_id]
                 self._x.workers.recycle(worker_id)
+
+
+def _readable(record: bytes) -> Any:
+    """An info, or an empty one if its worker has overwritten it."""
+    try:
+        return unpack_info(record)
+    except ValueError:
+        return {}
 
 
 def _take_due(table: dict[int, float], now: float) -> list[int]:

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from shmenv import codec
+from shmenv import _port, codec
 from shmenv._port import Port
 from shmenv.batch import Array, Batch
-from shmenv.errors import UsageError
+from shmenv.errors import DamageError, UsageError
 from shmenv.layout import ArrayNode, assemble, leaves
-from shmenv.plan import Plan
+from shmenv.plan import NOTE_BYTES, Plan
 from shmenv.segment import Spill
 
+SHORT = (200, 40)  # characters of each text of an error record that must fit a row's side area; four bytes at most each
 Arrays = tuple[Any, Array, Array, Array, Any]  # obs, reward, terminated, truncated, final_obs
 
 
@@ -30,7 +31,9 @@ class Rows:
         self.final = plan.rows("final_obs", buffer) if plan.has_final_rows else self.obs
         self.reward = plan.array("reward", buffer)
         self.terminated, self.truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
-        self.has_objects = len(self.obs) < len(leaves(plan.obs_node))
+        self._flags, self._heads, self._notes = (plan.array(name, buffer) for name in ("flags", "heads", "notes"))
+        self._objects = len(leaves(plan.obs_node)) - len(self.obs)  # leaves that are no arrays
+        self.has_objects = self._objects > 0
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""
@@ -65,11 +68,41 @@ class Rows:
         return found
 
     def notes(self, ids: Array, final: bool, present: int) -> tuple[list[bytes], list[list[Any] | None]]:
-        """Info records of these envs and the object leaves of their observations; `final`: of the ended step."""
+        """Info records of these envs and the object leaves of their observations; `final`: of the ended step.
+
+        Raises:
+            DamageError: those of one env cannot be read.
+        """
         if not present:
             return [], [None] * len(ids) if self.has_objects else []
         infos, objects = self._port.notes_of(ids, final, self.has_objects, self.read_spilled)
-        return infos, [codec.load(each) if each else None for each in objects] if self.has_objects else []
+        if not self.has_objects:
+            return infos, []
+        return infos, [self._load(i, each) if each else None for i, each in zip(ids.tolist(), objects, strict=True)]
+
+    def _load(self, env_id: int, record: bytes) -> list[Any]:
+        try:
+            values = codec.load(record)
+        except Exception as error:
+            what = f"the observation of env {env_id} cannot be unpickled here: {type(error).__name__}: {error}"
+            raise DamageError(what, env_id) from error
+        if type(values) is not list or len(values) != self._objects:
+            raise DamageError(f"the observation of env {env_id} is not what its worker wrote", env_id)
+        return values
+
+    def put_error(self, error: DamageError) -> None:
+        """Put an error record in place of a row that cannot be read, as the env's worker does for an exception.
+
+        Called by: the manager, which owns the row of an env that has answered.
+        """
+        i, plane = error.env_id, self._port.plane_of(error.env_id)
+        for limit in SHORT:
+            record = codec.dump(("step", codec.dump_error(error, limit)))
+            if len(record) <= NOTE_BYTES:
+                break
+        self._notes[plane, i, : len(record)] = np.frombuffer(record, np.uint8)
+        self._heads[plane, i] = len(record), 0
+        self._flags[plane, i] = _port.ROW_ERROR | _port.ROW_NOTE
 
     def read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:
         """A side area that lies in the spill."""

@@ -40,7 +40,7 @@ def _loads(data: bytes | bytearray | memoryview) -> object:
     return _Nameless(io.BytesIO(data)).load()
 
 
-codec.pickle = types.SimpleNamespace(loads=_loads, dumps=pickle.dumps)  # type: ignore[assignment]
+codec.pickle = types.SimpleNamespace(loads=_loads, dumps=pickle.dumps)  # type: ignore[assignment, attr-defined]
 
 
 def info(data: bytes) -> None:
@@ -66,34 +66,38 @@ def error(data: bytes) -> None:
 class _Pool:
     """The manager's end of a pool that has no workers, but rows full of what they might have written."""
 
-    def __init__(self) -> None:
-        self.plan = Plan(N, split(N, 2), 2, "same_step", ArrayNode(np.dtype("f4"), (2,)), ObjectNode(), ())
+    def __init__(self, autoreset: str) -> None:
+        self.plan = Plan(N, split(N, 2), 2, autoreset, ArrayNode(np.dtype("f4"), (2,)), ObjectNode(), ())
         self.segment, self.spill = Segment("fuzz"), Spill(self.plan.regions_for(N, 2))
         self.segment.allocate(self.plan.layout.size, "a fuzzer")
         buffer = self.segment.buffer
         self.port = _port.Port(
-            buffer, self.plan.places(), [self.plan.places(w) for w in range(2)], num_envs=N, planes=2,
-            note_bytes=1024, first_command=0, spin_ns=0, heartbeat_ns=10**8,
+            buffer, self.plan.places(), [self.plan.places(w) for w in range(2)], _port.Turn(), num_envs=N, planes=2,
+            note_bytes=1024, first_command=0, spin_ns=0, heartbeat_ns=10**8, cores=2,
         )  # fmt: skip
         self.rows = Rows(self.plan, buffer, self.port, self.spill)
         self.calls = self.plan.mail("call", buffer, self.spill)
-        names = ["flags", "heads", "final_heads", "call_heads", "rsp/0", "ended/0", "worker/0", "rsp/1"]
+        names = ["flags", "heads", "call_heads", "rsp/0", "ended/0", "worker/0", "rsp/1"]
+        names += ["final_heads"] * (autoreset == "same_step")
         self.words = [self.plan.array(name, buffer).reshape(-1).view(np.uint32) for name in names]
-        self.notes = [self.plan.array(name, buffer).reshape(-1) for name in ("notes", "final_notes", "call_notes")]
+        self.notes = [self.plan.array(name, buffer).reshape(-1) for name in ("notes", "call_notes")]
         self.small = np.array([0, 1, 8, 63, 1023, 1024, 1025, 4096, 65535, 2**31, 2**32 - 1], np.uint32)
 
 
-_pool: _Pool | None = None
+_pools: list[_Pool] = []
 
 
 def slots(data: bytes) -> None:
     """Flags, heads and side areas of rows and calls; rsp, ended and the worker's words."""
-    global _pool
-    pool = _pool = _pool or _Pool()
+    if not _pools:
+        _pools.extend(map(_Pool, ("same_step", "disabled")))
     take = atheris.FuzzedDataProvider(data)
+    pool = _pools[take.ConsumeBool()]
     for words in pool.words:
         for k in range(len(words)):
-            words[k] = pool.small[take.ConsumeIntInRange(0, 10)] if take.ConsumeBool() else take.ConsumeInt(4) & 2**32 - 1
+            words[k] = (
+                pool.small[take.ConsumeIntInRange(0, 10)] if take.ConsumeBool() else take.ConsumeInt(4) & 2**32 - 1
+            )
     for notes in pool.notes:
         part = np.frombuffer(take.ConsumeBytes(take.ConsumeIntInRange(0, 64)), np.uint8)
         notes[: len(part)] = part

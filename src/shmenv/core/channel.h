@@ -42,7 +42,7 @@ static inline int64_t shm_due(shm_worker *w, const int64_t *limits, int64_t shor
     /* PAIRS WITH shm_doing "doing since", shm_doing_nothing "idle after a ring" */
     *doing = SHM_LOAD(&w->doing, acquire);
     uint32_t phase = *doing & 15;
-    if (!limits[phase])
+    if (phase > SHM_CLOSE || !limits[phase]) /* an env that writes where it should not may put anything there */
         return now + shortest;
     if (phase == SHM_IDLE) {
         uint32_t bell = SHM_LOAD(&w->bell, acquire); /* PAIRS WITH shm_ring_bell "rung at" */
@@ -50,7 +50,7 @@ static inline int64_t shm_due(shm_worker *w, const int64_t *limits, int64_t shor
             return now + shortest;
     }
     int64_t since = (int64_t)SHM_LOAD(&w->since_ns, relaxed), rung = (int64_t)SHM_LOAD(&w->rung_ns, relaxed);
-    return (phase == SHM_IDLE && rung > since ? rung : since) + limits[phase];
+    return (int64_t)((uint64_t)(phase == SHM_IDLE && rung > since ? rung : since) + (uint64_t)limits[phase]);
 }
 static inline uint32_t shm_order(shm_worker *w) {
     return SHM_LOAD(&w->order, relaxed); /* the bell that follows an order brings it */
@@ -130,9 +130,11 @@ static inline int shm_has_ended(a32 *ended, uint32_t n) {
 static inline void shm_reset_channel(a32 *cmd, a32 *rsp) {
     SHM_STORE(rsp, SHM_LOAD(cmd, relaxed), relaxed); /* the start of the successor orders it */
 }
-/* doing, steps, busy_ns, wait_ns, spins, parks; each whole, together no snapshot */
+/* doing (0 if an env has written over it), steps, busy_ns, wait_ns, spins, parks; each whole, together no snapshot */
 static inline void shm_read_account(shm_worker *w, uint64_t values[6]) {
     values[0] = SHM_LOAD(&w->doing, relaxed);
+    if ((values[0] & 15) > SHM_CLOSE) /* no phase that there is */
+        values[0] = 0;
     values[1] = SHM_LOAD(&w->steps, relaxed);
     values[2] = SHM_LOAD(&w->busy_ns, relaxed);
     values[3] = SHM_LOAD(&w->wait_ns, relaxed);

@@ -1,6 +1,7 @@
 /* What one command and one row look like beside their arrays: the words that manager and worker agree on. */
 #ifndef SHM_ROW_H
 #define SHM_ROW_H
+#include <stdint.h>
 
 /* Operation word of a command, written by the manager before shm_command: code | plane << 8 | SHM_HAS_PAYLOAD. */
 enum { SHM_OP_RESET = 1, SHM_OP_STEP = 2, SHM_OP_CALL = 3 };
@@ -21,4 +22,7 @@ enum {
     SHM_ROW_FINAL_SPILLED = 16,
     SHM_ROW_NEEDS_RESET = 32 /* the episode ended and nobody but the caller resets the env (autoreset disabled) */
 };
+
+/* A word that a broken worker may change at any time, read once: what is checked is what is used. */
+static inline uint32_t shm_word(const volatile uint32_t *word) { return *word; }
 #endif

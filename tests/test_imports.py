@@ -36,6 +36,8 @@ ORDER = [
         "failures",
         "supervisor",
         "rows",
+        "seeds",
+        "substitutes",
         "recovery",
         "exchange",
         "preloaded",

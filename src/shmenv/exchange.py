@@ -20,6 +20,7 @@ from shmenv.observation import ObservationError
 from shmenv.plan import NOTE_BYTES, Plan
 from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
 from shmenv.rows import Rows
+from shmenv.seeds import Seeds
 from shmenv.segment import Segment, Spill
 from shmenv.starting import interrupts_held
 from shmenv.supervisor import Supervisor
@@ -89,6 +90,7 @@ class Exchange:
         self.unconfirmed: tuple[int, Array, list[Any]] | None = None
         self._troubles: list[tuple[WorkerError, int]] = []  # not told yet, each with how many answers it has cost
         self.final_errors: dict[int, WorkerError] = {}  # the last end of each worker
+        self.seeds = Seeds(n)
         self.recovery = Recovery(self, policy)
         self.counts = self.recovery.counts  # for stats, also while the pool closes
         self._none = Infos.empty(n)
@@ -123,7 +125,7 @@ class Exchange:
         with interrupts_held():
             _, ids, objects = self.unconfirmed
             self.unconfirmed = None
-            self.recovery.last_objects.update(zip(ids.tolist(), objects, strict=False))
+            self.recovery.rows.keep_objects(ids, objects)
             if not self.recovery.quiet:
                 self.recovery.after_delivery(ids)
 
@@ -285,7 +287,7 @@ class Exchange:
         if ids is None and plane >= 0:
             if self._plane < 0:
                 on_it = np.empty(len(self.all_ids), np.uint32)
-                self.recovery.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
+                self.recovery.rows.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
             self._plane = plane
         elif self._plane >= 0:
             self._viewed[...] = -1 if self._copy else self._plane
@@ -448,7 +450,7 @@ class Exchange:
         infos, objects = self._rows.notes(ids, False, flags & _port.ROW_NOTE)
         final_infos, final_objects = self._rows.notes(ids, True, flags & _port.ROW_FINAL_NOTE)
         if self._rows.has_objects:
-            self._patch_objects(ids, objects, final_objects)
+            self.recovery.rows.patch_objects(ids, objects, final_objects)
         plane = -1 if copy or self._copy or out is not None else port.common_plane(ids)
         if plane >= 0:
             start = int(ids[0])
@@ -460,7 +462,7 @@ class Exchange:
             ended = terminated | truncated
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
         if not self.recovery.quiet:
-            infos, final_infos = self.recovery.deliver(ids, infos, final_infos)
+            infos, final_infos = self.recovery.rows.mark(ids, infos, final_infos)
         if flags & _port.ROW_NEEDS_RESET or self._blocked:
             port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
             self._blocked = int(np.count_nonzero(self._state != READY))
@@ -477,15 +479,6 @@ class Exchange:
             Infos(final_infos) if any(final_infos) else Infos.empty(m), port if plane >= 0 else None, plane,
         )  # fmt: skip
         return batch if out is None else out.take(batch)
-
-    def _patch_objects(self, ids: Array, objects: list[Any], final_objects: list[Any]) -> None:
-        """Give loss rows the object leaves of the last observation delivered."""
-        last, target = self.recovery.last_objects, final_objects if self.plan.has_final_rows else objects
-        for k, i in enumerate(ids.tolist()):
-            if i in self.recovery.losses:
-                target[k] = last.get(i)
-            if i in self.recovery.not_reset:
-                objects[k] = final_objects[k]
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""

@@ -243,7 +243,7 @@ class Pool:
         except BaseException:
             self._finalizer()
             raise
-        self._seeds = self._exchange.recovery.seeds
+        self._seeds = self._exchange.seeds.given
         self._turn.closed = False
         _remember(self)
 
@@ -346,11 +346,11 @@ class Pool:
             ids, seeds, payloads = _begin_reset(exchange, seed, options, env_id)
             if env_id is None:
                 exchange.discard()
-                exchange.recovery.give_seeds(ids, seeds)
+                exchange.seeds.give(ids, seeds)
                 exchange.command(None, _port.RESET, payloads, exchange.next_plane())
                 return exchange.collect_all()
             exchange.check_resettable(ids)
-            exchange.recovery.give_seeds(ids, seeds)
+            exchange.seeds.give(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
             return exchange.collect_some(ids)
 
@@ -368,7 +368,7 @@ class Pool:
             exchange = self._own_exchange()
             ids, seeds, payloads = _begin_reset(exchange, seed, options, env_id)
             exchange.check_resettable(ids)
-            exchange.recovery.give_seeds(ids, seeds)
+            exchange.seeds.give(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
 
     # -- lock-step

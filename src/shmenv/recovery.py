@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from shmenv import _port
-from shmenv._info import pack_info, pack_object, unpack_info
 from shmenv._port import Mail, Port
 from shmenv.batch import Array
 from shmenv.errors import EnvError, ShmenvError, WorkerError
 from shmenv.handle import RECYCLED, Handle
 from shmenv.limits import FIRST_DELAY
 from shmenv.plan import Plan
+from shmenv.seeds import Seeds
+from shmenv.substitutes import Substitutes
 from shmenv.supervisor import Supervisor
 from shmenv.worker import CONSTRUCT
 
@@ -57,6 +58,7 @@ class States(Protocol):
     workers: Supervisor
     inbound: Mail
     final_errors: dict[int, WorkerError]
+    seeds: Seeds
 
     def state_of(self, env_id: int) -> int:
         """Its state."""
@@ -86,12 +88,6 @@ class States(Protocol):
 class Recovery:
     """Keeps the promise that each command is answered or reported exactly once, whatever fails.
 
-    Loss row: reward 0, truncated, `info["abnormal"]`, `info["error"]`, final_obs = the last observation delivered. With
-    same_step autoreset its obs is the first of a new episode, and the row is ready when that is; otherwise its obs is
-    the last delivered one, and the env is reset next.
-
-    The manager writes into rows here: of envs that have answered, or whose worker is dead and whose channel is reset.
-
     Called by: the exchange.
     """
 
@@ -100,30 +96,20 @@ class Recovery:
         self._policy = policy
         plan, buffer = exchange.plan, exchange.buffer
         self._same_step, self._next_step = plan.autoreset == "same_step", plan.autoreset == "next_step"
-        self._flags, self._reward = plan.array("flags", buffer), plan.array("reward", buffer)
-        self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
-        self._obs = plan.rows("obs", buffer)
-        self._lost_to = plan.rows("final_obs" if self._same_step else "obs", buffer)
+        self.rows = Substitutes(plan, buffer, exchange.port, policy.restart)
         self.quiet = True  # nothing here needs attention: what the hot path asks
-        self.seeds: list[int | None] = [None] * plan.num_envs
         self.counts = {"restarts": 0, "timeouts": 0, "losses": 0, "recycled": 0}
-        self.losses: dict[int, str] = {}  # envs whose owed row is a loss row, and why
         self.untold: dict[int, WorkerError | EnvError] = {}  # what the next command to an idle env has to tell
-        self.not_reset: dict[int, WorkerError | EnvError | None] = {}  # envs whose owed row no reset follows, and why
         self.lost_calls: dict[int, WorkerError] = {}  # envs whose worker ended in a call
-        self.last_objects: dict[int, Any] = {}  # object leaves of the last observation delivered
         self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
         self._stale: dict[int, tuple[WorkerError | None, bool]] = {}  # envs that a worker answered before it ended
-        self._reseed: set[int] = set()  # envs of a new worker that have a seed and were not reset yet
         self._attempts: dict[int, int] = {}  # of the reset at hand
         self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
         self._deferred: set[int] = set()  # envs that wait for the next attempt of their reset
         self._retry_at: dict[int, float] = {}
         self._renew_at: dict[int, float] = {}  # workers to be ended for a retry
         self._restart_at: dict[int, float] = {}  # workers to be started
-        self._before: dict[int, tuple[bool, list[Array]]] = {}  # see keep_rows
         self._episodes: dict[int, int] = {}  # ended, by worker
-        self._lives = [0] * plan.num_envs  # how often each env started anew in a new process since it got its seed
 
     def release(self) -> None:
         """Let go of the exchange, for good."""
@@ -166,19 +152,6 @@ class Recovery:
 
     # -- commands of the caller
 
-    def keep_rows(self, plane: int, ids: Array) -> None:
-        """A command puts envs onto the plane of their last row: keep of that row what a loss may need of it."""
-        over, observations = self._terminated[plane, ids] | self._truncated[plane, ids], list[Array]()
-        if self._policy.restart:
-            observations = [rows[plane, ids] for rows in self._obs]
-        self._before = {i: (bool(over[k]), [rows[k] for rows in observations]) for k, i in enumerate(ids.tolist())}
-
-    def give_seeds(self, ids: Array, seeds: Sequence[int | None]) -> None:
-        """The caller gives envs a seed; their restarts count anew from here."""
-        for i, seed in zip(ids.tolist(), seeds, strict=True):
-            if seed is not None:
-                self.seeds[i], self._lives[i] = seed, 0
-
     def when_text(self, env_id: int, command: str) -> str:
         """For error texts: how far an env is, and the seed from which all it has done since can be played again."""
         handle, parts = self._x.handle_of(env_id), list[str]()
@@ -187,9 +160,9 @@ class Recovery:
             parts.append(f"step {step} of its episode")
         elif step:
             parts.append(f"after step {step} of its episode")
-        seed = self.seeds[env_id]
+        seed = self._x.seeds.current(env_id)
         if seed is not None:
-            parts.append(f"last seed {seed + self._lives[env_id] * self._x.plan.num_envs}")
+            parts.append(f"last seed {seed}")
         return f" ({', '.join(parts)})" if parts else ""
 
     def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> list[bytes] | None:
@@ -198,9 +171,9 @@ class Recovery:
         for k, i in enumerate(ids.tolist()):
             self._forget(i)
             self._stale.pop(i, None)
-            if i in self._reseed:
-                self._reseed.discard(i)
-                chosen[k] = self._payload(i, chosen[k])
+            if i in self._x.seeds.due:
+                self._x.seeds.due.discard(i)
+                chosen[k] = self._x.seeds.payload(i, chosen[k])
         return chosen if any(chosen) else None
 
     def drop_retries(self) -> Array:
@@ -217,7 +190,8 @@ class Recovery:
 
     def _forget(self, env_id: int) -> None:
         tables = (
-            self.losses, self.untold, self.not_reset, self._unplayed, self._attempts, self._retry_at, self.lost_calls,
+            self.rows.losses, self.untold, self.rows.not_reset, self._unplayed, self._attempts, self._retry_at,
+            self.lost_calls,
         )  # fmt: skip
         for table in tables:
             table.pop(env_id, None)
@@ -227,13 +201,13 @@ class Recovery:
     def note_told(self, error: WorkerError | EnvError) -> None:
         """The caller is told of an error: none of the envs that it names has to tell it again."""
         self.untold = {i: other for i, other in self.untold.items() if other is not error}
-        self.not_reset = {i: None if other is error else other for i, other in self.not_reset.items()}
+        self.rows.note_told(error)
         self._stale = {i: (None if other is error else other, dropped) for i, (other, dropped) in self._stale.items()}
 
     @property
     def odd(self) -> bool:
         """Whether some env cannot simply be stepped."""
-        return bool(self._unplayed or self._reseed)
+        return bool(self._unplayed or self._x.seeds.due)
 
     def answer_instead(self, ids: Array) -> Array:
         """Answer those of the caller's steps that no env can play. Returns the ids that are left to be stepped."""
@@ -243,7 +217,7 @@ class Recovery:
                 why = self._unplayed.pop(i)
                 self._x.port.owe(i)
                 self._lose(i, why)
-            elif i in self._reseed and self._next_step:  # its next step would reset it without its seed
+            elif i in self._x.seeds.due and self._next_step:  # its next step would reset it without its seed
                 self._x.port.owe(i)
                 self._reset_onto_row(i, keep=False, fresh=True)
             else:
@@ -274,7 +248,7 @@ class Recovery:
                         self._retry_at[i] = wait
                     again = True
                 elif i in self._kept:
-                    self._end_unreset(i, None if is_lost else self._x.env_error(i, command, record))
+                    self.rows.end_unreset(i, None if is_lost else self._x.env_error(i, command, record))
             elif is_lost:
                 continue
             elif self._policy.restart:
@@ -319,9 +293,7 @@ class Recovery:
         ended = {i for i in unanswered if self._same_step and port.has_ended(i)}
         self.lost_calls.update((i, error) for i in self._in_call(handle))
         port.reset_worker(worker_id)
-        for i in handle.ids:
-            if self.seeds[i] is not None:
-                self._reseed.add(i)
+        x.seeds.lose_process(handle.ids)
         given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, handle, i in ended, i == env_id)]
         if given_up:
             x.report(error, np.array(given_up, np.uint32))
@@ -346,15 +318,16 @@ class Recovery:
         self.lost_calls.update((i, error) for i in self._in_call(handle))
         unanswered = [i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)]
         for i in unanswered.copy():
-            if i not in self.losses and (i in self._kept or (self._same_step and port.has_ended(i))):  # a genuine row
+            is_genuine = i in self._kept or (self._same_step and port.has_ended(i))
+            if is_genuine and i not in self.rows.losses:
                 unanswered.remove(i)
                 port.answer(i)
                 self._deferred.discard(i)
                 self._retry_at.pop(i, None)
-                self._end_unreset(i, None)  # its next command tells of the end anyway
+                self.rows.end_unreset(i, None)  # its next command tells of the end anyway
         for i in handle.ids:
             self._x.set_state(i, LOST)
-            self._reseed.discard(i)
+            self._x.seeds.due.discard(i)
             self._stale.pop(i, None)
             if i in unanswered or not port.is_owed(i):
                 calls = self.lost_calls.get(i)
@@ -379,11 +352,11 @@ class Recovery:
         if env_id in self._deferred:
             self._deferred.discard(env_id)
             self._retry_at.pop(env_id, None)
-        elif self._x.port.code_of(env_id) == _port.RESET or self._was_over(env_id):
+        elif self._x.port.code_of(env_id) == _port.RESET or (self._next_step and self.rows.was_over(env_id)):
             if not self._is_repeated(env_id, handle, guilty):
                 if env_id not in self._kept:
                     return self._needs_reset(env_id)
-                self._end_unreset(env_id, error)
+                self.rows.end_unreset(env_id, error)
                 return True
         elif ended:
             self._kept.add(env_id)
@@ -406,14 +379,6 @@ class Recovery:
             return True
         return self._count_attempt(env_id)
 
-    def _was_over(self, env_id: int) -> bool:
-        """Whether the step at hand is one that resets the env (autoreset next_step)."""
-        port = self._x.port
-        previous = port.previous_plane(env_id)
-        if previous == port.plane_of(env_id):
-            return self._next_step and self._before[env_id][0]
-        return self._next_step and bool(self._terminated[previous, env_id] or self._truncated[previous, env_id])
-
     def _lost_idle(self, env_id: int, error: WorkerError | None, dropped: bool) -> None:
         """An env that owes nothing was lost with its worker. `dropped`: that costs a loss row, else an error.
 
@@ -421,8 +386,7 @@ class Recovery:
         """
         if self._x.state_of(env_id) != READY:
             return
-        plane = self._x.port.plane_of(env_id)
-        if self._next_step and bool(self._terminated[plane, env_id] or self._truncated[plane, env_id]):
+        if self._next_step and self.rows.is_over(env_id):
             return  # its next step resets it anyway
         if dropped:
             self._unplayed[env_id] = str(error)
@@ -435,34 +399,11 @@ class Recovery:
     # -- rows
 
     def _lose(self, env_id: int, why: str) -> None:
-        """Write the loss row in place of the one that is owed."""
-        port = self._x.port
-        plane, previous = port.plane_of(env_id), port.previous_plane(env_id)
-        self._reward[plane, env_id] = 0
-        self._terminated[plane, env_id], self._truncated[plane, env_id] = False, True
-        disabled = not (self._same_step or self._next_step)
-        self._flags[plane, env_id] = _port.ROW_NEEDS_RESET if disabled else 0
-        last = [rows[previous, env_id] for rows in self._obs]
-        if previous == plane:
-            last = self._before[env_id][1]
-        for source, target in zip(last, self._lost_to, strict=True):
-            target[plane, env_id] = source
-        self.losses[env_id] = why
+        """Answer the step that is owed by a loss row."""
+        self.rows.lose(env_id, why)
         self.counts["losses"] += 1
         if self._same_step:
             self._reset_onto_row(env_id, keep=True, fresh=True)
-
-    def _end_unreset(self, env_id: int, error: WorkerError | EnvError | None) -> None:
-        """Complete the row of an ended episode, or a loss row, that no reset follows: obs is the last observation.
-
-        The error that prevented the reset is told after the row.
-        """
-        plane = self._x.port.plane_of(env_id)
-        for last, rows in zip(self._lost_to, self._obs, strict=True):
-            rows[plane, env_id] = last[plane, env_id]
-        self._flags[plane, env_id] &= ~np.uint32(_port.ROW_ERROR | _port.ROW_NOTE)
-        self._flags[plane, env_id] |= _port.ROW_NEEDS_RESET
-        self.not_reset[env_id] = error
 
     def _reset_onto_row(self, env_id: int, keep: bool, fresh: bool = False) -> None:
         """Have the env reset onto the row that is owed; the rest of that row is there already if `keep`.
@@ -472,38 +413,14 @@ class Recovery:
         if keep:
             self._kept.add(env_id)
         has_payload = not fresh and self._x.port.has_payload(env_id)
-        if env_id in self._reseed and not has_payload:
-            self._x.inbound.write(env_id, self._payload(env_id))
+        if env_id in self._x.seeds.due and not has_payload:
+            self._x.inbound.write(env_id, self._x.seeds.payload(env_id))
             has_payload = True
-        self._reseed.discard(env_id)
+        self._x.seeds.due.discard(env_id)
         self._stale.pop(env_id, None)
         self._x.port.renew(env_id, keep, has_payload)
 
-    def _payload(self, env_id: int, given: bytes = b"") -> bytes:
-        """Seed for an env that starts anew, unless one is given; with the options that are.
-
-        Its seed is its own, moved on by the number of envs for each time it starts anew.
-        """
-        asked = unpack_info(given) if given else {"seed": None, "options": None}
-        seed = self.seeds[env_id]
-        if asked["seed"] is None and seed is not None:
-            self._lives[env_id] += 1
-            asked["seed"] = seed + self._lives[env_id] * self._x.plan.num_envs
-        return pack_object(asked)
-
     # -- delivery
-
-    def deliver(self, ids: Array, infos: list[bytes], final_infos: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Mark the loss rows among the rows that are handed out now."""
-        if self.losses.keys() & set(ids.tolist()):
-            infos, final_infos = infos or [b""] * len(ids), final_infos or [b""] * len(ids)
-            for k, i in enumerate(ids.tolist()):
-                if i in self.losses:
-                    abnormal = {"abnormal": True, "error": self.losses[i]}
-                    info = _readable(infos[k])
-                    infos[k] = pack_info({**(info if isinstance(info, dict) else {"info": info}), **abnormal})
-                    final_infos[k] = pack_info(abnormal)
-        return infos, final_infos
 
     def after_delivery(self, ids: Array) -> None:
         """What concerned these rows is over; envs whose worker had ended after it answered are found lost now.
@@ -511,15 +428,16 @@ class Recovery:
         Called with their states up to date.
         """
         for i in ids.tolist():
-            error = self.not_reset.get(i)
+            error = self.rows.not_reset.get(i)
             self._forget(i)
             if error is not None:
                 self.untold[i] = error
             if i in self._stale:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (
-            self.losses, self.untold, self.not_reset, self.lost_calls, self._unplayed, self._stale, self._reseed,
-            self._attempts, self._kept, self._deferred, self._retry_at, self._renew_at, self._restart_at,
+            self.rows.losses, self.untold, self.rows.not_reset, self.lost_calls, self._unplayed, self._stale,
+            self._x.seeds.due, self._attempts, self._kept, self._deferred, self._retry_at, self._renew_at,
+            self._restart_at,
         )  # fmt: skip
         self.quiet = not any(tables)
 
@@ -535,14 +453,6 @@ class Recovery:
             if count >= self._policy.recycle_after and not any(self._x.port.is_owed(i) for i in handle.ids):
                 del self._episodes[worker_id]
                 self._x.workers.recycle(worker_id)
-
-
-def _readable(record: bytes) -> Any:
-    """An info, or an empty one if its worker has overwritten it."""
-    try:
-        return unpack_info(record)
-    except ValueError:
-        return {}
 
 
 def _take_due(table: dict[int, float], now: float) -> list[int]:

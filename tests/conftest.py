@@ -130,6 +130,22 @@ def make_pool() -> Iterator[Callable[..., shmenv.Pool]]:
 
 
 @pytest.fixture
+def make_vector_env() -> Iterator[Callable[..., Any]]:
+    """ShmVectorEnv, but in two workers and under fork if not said otherwise, and closed after the test."""
+    from shmenv.adapters.gymnasium import ShmVectorEnv
+
+    made: list[ShmVectorEnv] = []
+
+    def make(env_fns: Any, **options: Any) -> ShmVectorEnv:
+        made.append(ShmVectorEnv(env_fns, **{"context": "fork", "num_workers": min(2, len(env_fns)), **options}))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.pool.close()
+
+
+@pytest.fixture
 def make_manager() -> Iterator[Callable[..., Any]]:
     """`make_manager(env_fns, cls, **cfg)`: a manager, under fork if not said otherwise, and closed after the test."""
     managers: list[Any] = []

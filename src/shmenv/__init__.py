@@ -1,5 +1,8 @@
 """Steps reinforcement-learning environments in worker processes, through shared memory, fast and restartable."""
 
+import importlib
+from typing import Any
+
 from shmenv.batch import Batch
 from shmenv.buffer import SeqlockBuffer, ShmBuffer, ShmBufferContainer
 from shmenv.errors import (
@@ -8,6 +11,7 @@ from shmenv.errors import (
     RecvTimeoutError,
     ResourceError,
     ShmenvError,
+    UnequalEnvsError,
     UsageError,
     WorkerDiedError,
     WorkerError,
@@ -44,12 +48,28 @@ __all__ = [
     "ShmBufferContainer",
     "ShmenvError",
     "SyncSubprocessEnvManager",
+    "UnequalEnvsError",
     "UsageError",
     "WorkerDiedError",
     "WorkerError",
     "WorkerTimeoutError",
     "create_env_manager",
     "get_env_manager_cls",
+    "make_vec",
     "retry_wrapper",
     "timeout_wrapper",
 ]
+
+
+def make_vec(id: Any, num_envs: int = 1, **kwargs: Any) -> Any:
+    """Make a `shmenv.adapters.gymnasium.ShmVectorEnv` of a registered env, like `gymnasium.make_vec`.
+
+    Args:
+        id: an env's name or spec.
+        num_envs: how many.
+        **kwargs: see `shmenv.adapters.gymnasium.make_vec`: wrappers, vector_kwargs, and what the env takes.
+
+    Raises:
+        ImportError: Gymnasium is missing or too old. The text says what to install.
+    """
+    return importlib.import_module("shmenv.adapters.gymnasium").make_vec(id, num_envs, **kwargs)

@@ -13,6 +13,18 @@ class UsageError(ShmenvError, ValueError):
     """The caller's fault: unknown or repeated id, wrong shape, wrong order of calls. Nothing was sent or changed."""
 
 
+class UnequalEnvsError(UsageError):
+    """The caller's fault: the envs of one pool differ in shape or dtype of their spaces.
+
+    Attributes:
+        what: in what they differ: "observations", "actions" or "rewards".
+    """
+
+    def __init__(self, message: str, *, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
 class ClosedError(UsageError):
     """The caller's fault: the object was closed before, or by another thread during this call."""
 

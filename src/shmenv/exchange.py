@@ -35,9 +35,9 @@ POISON = 0xA5  # what debug mode fills recycled rows with
 class Exchange:
     """Commands to the envs of a pool and their answers, each delivered or reported exactly once.
 
-    States of an env: READY to be stepped; NEEDS_RESET at first, after an error and after an episode without autoreset;
-    UNPLAYED when it was lost while idle: its next step cannot be played; LOST for good with its worker. In READY
-    its answer may be owed (pending): then it takes no command but calls.
+    States of an env: READY to be stepped; NEEDS_RESET at first (with `reset_first`), after an error and after an
+    episode without autoreset; UNPLAYED when it was lost while idle: its next step cannot be played; LOST for good with
+    its worker. In READY its answer may be owed (pending): then it takes no command but calls.
 
     Called by: the thread that uses the pool.
     """
@@ -57,6 +57,7 @@ class Exchange:
         debug: bool,
         spin_ns: int,
         spreader: Spreader | None,
+        reset_first: bool,
     ) -> None:
         buffer, n = segment.buffer, plan.num_envs
         self.plan, self.buffer, self.workers, self._turn = plan, buffer, workers, turn
@@ -80,8 +81,8 @@ class Exchange:
         self._spreader = spreader
         self._copy, self._debug, self._recycles = copy, debug, policy.recycle_after is not None
         self._rows = Rows(plan, buffer, self.port, spill)
-        self._state = np.full(n, NEEDS_RESET, np.uint8)
-        self._blocked = n  # envs that are not READY
+        self._state = np.full(n, NEEDS_RESET if reset_first else READY, np.uint8)
+        self._blocked = n if reset_first else 0  # envs that are not READY
         self._plane = 0  # of all envs; -1 when they are on several
         self._viewed = np.full(n, -1, np.int16)  # the plane of the env's last row, if that was handed out as a view
         self._unsettled = False  # a command was interrupted before its answers were in

@@ -28,7 +28,7 @@ from shmenv.arguments import (
     reset_payloads,
 )
 from shmenv.batch import Array, Batch
-from shmenv.errors import ClosedError, UsageError
+from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
@@ -91,6 +91,7 @@ class Pool:
             None waits for ever.
         close_timeout: seconds that `close` gives the workers to close their envs before they are killed.
         debug: overwrite rows with garbage before they are used again, so that the use of an expired view shows.
+        reset_first: refuse to step an env that was never reset. False leaves that to the envs.
         deferred: start worker 0 only, for `ask_first`; the pool is closed until `start` has started the others.
 
     Raises:
@@ -126,6 +127,7 @@ class Pool:
         start_timeout: float | None = 300.0,
         close_timeout: float = 2.0,
         debug: bool = False,
+        reset_first: bool = True,
         deferred: bool = False,
     ) -> None:
         turn = self._turn = _port.Turn()  # closed until the pool is open
@@ -166,6 +168,7 @@ class Pool:
             ("retry_step", retry_step),
             ("shared_memory", shared_memory),
             ("strict_dtype", strict_dtype),
+            ("reset_first", reset_first),
             ("deferred", deferred),
         ):
             if not isinstance(flag, bool | np.bool_):
@@ -216,7 +219,7 @@ class Pool:
                 spreader = cpu.Spreader() if affinity is None and num_workers > 1 else None
                 exchange = Exchange(
                     plan, segment, spill, workers, policy, turn,
-                    copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader,
+                    copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader, reset_first=reset_first,
                 )  # fmt: skip
                 workers.watch(exchange.port, segment, plan)
                 workers.go(plan)
@@ -574,13 +577,18 @@ class Pool:
 
     # -- end
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """End the workers and free the memory. Idempotent, from any state and any thread; never raises for an env.
 
         Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
-        longer than `close_timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
+        longer than `timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
         another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
+
+        Args:
+            timeout: seconds. None: the pool's `close_timeout`.
         """
+        if timeout is not None:
+            check_pause("timeout", timeout)
         if self._complete is not None:  # deferred, and never started
             self._complete = None
             self._finalizer()
@@ -594,7 +602,7 @@ class Pool:
             if not mine:
                 turn.wait()
             exchange.calls.clear()
-            self._workers.stop()
+            self._workers.stop(timeout)
             for i in range(self._num_envs):
                 if exchange.calls.status(i):
                     remote = codec.load_error(_answer(exchange.calls, i)[0])
@@ -655,7 +663,8 @@ def _plan(reports: list[Report], ranges: tuple[range, ...], slots: int, autorese
             ("rewards", first.reward_shape, env.reward_shape),
         ):
             if one != other:
-                raise UsageError(f"all envs need the same {what}: env 0 has {one}, env {env_id} has {other}")
+                text = f"all envs need the same {what}: env 0 has {one}, env {env_id} has {other}"
+                raise UnequalEnvsError(text, what=what)
     return Plan(len(envs), ranges, slots, autoreset, first.obs_node, first.action_node, first.reward_shape)
 
 

@@ -329,10 +329,10 @@ class Supervisor:
 
     # -- end
 
-    def stop(self) -> None:
-        """End all workers: ask, wait close_timeout, SIGTERM, SIGKILL to their groups. Idempotent; raises for none.
+    def stop(self, grace: float | None = None) -> None:
+        """End all workers: ask, wait `grace`, SIGTERM, SIGKILL to their groups. Idempotent; raises for none.
 
-        Blocks: close_timeout + TERM_GRACE seconds and what the system needs to end killed processes.
+        Blocks: grace (seconds; None: close_timeout) + TERM_GRACE and what the system needs to end killed processes.
         """
         if self._owner != os.getpid():  # a child of the user's, forked while the pool was open
             return
@@ -348,7 +348,7 @@ class Supervisor:
             for handle in self.handles:
                 with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
                     handle.conn.send(None)
-            interrupts = [self._await_ends(self.limits.close)]
+            interrupts = [self._await_ends(self.limits.close if grace is None else grace)]
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not handle.has_ended]
                 for handle in left:

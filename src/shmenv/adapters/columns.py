@@ -1,0 +1,90 @@
+"""Observations of some envs among those of all, and infos as Gymnasium's vector envs have them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+Array = np.ndarray[Any, Any]
+
+
+def copied(obs: Any) -> Any:
+    """Observations in memory of their own."""
+    return obs.copy() if type(obs) is np.ndarray else copy.deepcopy(obs)
+
+
+def row_of(space: spaces.Space[Any], obs: Any, k: int, batched: bool) -> Any:
+    """A copy of row k of observations; `batched`: they are nested like the space."""
+    if batched and isinstance(space, spaces.Dict):
+        return {key: row_of(part, obs[key], k, True) for key, part in space.spaces.items()}
+    if batched and isinstance(space, spaces.Tuple):
+        return tuple(row_of(part, column, k, True) for part, column in zip(space.spaces, obs, strict=True))
+    if batched and isinstance(space, spaces.Box):
+        return obs[k, ...].copy()  # an array also where the space has no axes
+    return copied(obs[k])
+
+
+def replaced(space: spaces.Space[Any], old: Any, env_id: Array, new: Any, n: int) -> Any:
+    """All envs' observations with the rows of some envs replaced, in place where they are arrays."""
+    if isinstance(space, spaces.Dict):
+        return {key: replaced(part, old[key], env_id, new[key], n) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = zip(space.spaces, old, new, strict=True)
+        return tuple(replaced(part, one, env_id, other, n) for part, one, other in parts)
+    if isinstance(old, np.ndarray):
+        old[env_id] = new
+        return old
+    items = [None] * n if old is None else list(old)  # a custom space has nothing to begin with
+    for i, item in zip(env_id.tolist(), new, strict=True):
+        items[i] = item
+    return tuple(items)
+
+
+def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, Any]:
+    """Infos as Gymnasium's vector envs have them: for each key an array of n, and under "_key" the mask of its rows.
+
+    Numbers take the dtype of their Python or numpy type; where the rows' types differ, one that holds them all, which
+    Gymnasium does not care for. Dicts are columns again. Anything else, or a mixture, makes an array of objects.
+    """
+    keys: dict[str, tuple[list[int], list[Any]]] = {}
+    for i, info in found:
+        for key, value in info.items():
+            rows, values = keys.setdefault(key, ([], []))
+            rows.append(i)
+            values.append(value)
+    infos: dict[str, Any] = {}
+    for key, (rows, values) in keys.items():
+        mask = np.zeros(n, np.bool_)
+        mask[rows] = True
+        if key != "final_obs" and all(isinstance(value, dict) for value in values):
+            infos[key] = columns(list(zip(rows, values, strict=True)), n)
+        else:
+            infos[key] = _column(rows, values, n, key != "final_obs")
+        infos[f"_{key}"] = mask
+    return infos
+
+
+def _column(rows: list[int], values: list[Any], n: int, typed: bool) -> Array:
+    kinds = {type(value) for value in values}
+    if typed and all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
+        dtype = np.result_type(*(np.dtype(kind) for kind in kinds))
+        try:
+            column = np.zeros(n, dtype)
+            column[rows] = values
+            return column
+        except OverflowError:  # an int of more than 64 bits
+            pass
+    elif typed and kinds == {np.ndarray} and len({value.shape for value in values}) == 1:
+        dtypes = {value.dtype for value in values}
+        if len(dtypes) == 1 or all(dtype.kind in "biufc" for dtype in dtypes):
+            column = np.zeros((n, *values[0].shape), dtypes.pop() if len(dtypes) == 1 else np.result_type(*dtypes))
+            column[rows] = values
+            return column
+    column = np.full(n, None, object)
+    for i, value in zip(rows, values, strict=True):
+        column[i] = value
+    return column

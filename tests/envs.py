@@ -269,6 +269,9 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
+    def modules(self) -> list[str]:
+        return list(sys.modules)
+
     def blob(self, size: int) -> bytes:
         return bytes(range(256)) * (size // 256)
 

@@ -402,7 +402,7 @@ WRAPPED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         ),
     ),
     "ClipAction": (drive, lambda env: wrappers.ClipAction(env)),
-    "RescaleAction": (drive, lambda env: wrappers.RescaleAction(env, np.zeros(1, np.float32), np.full(1, 2, np.float32))),
+    "RescaleAction": (drive, lambda env: wrappers.RescaleAction(env, np.zeros(1, "f4"), np.ones(1, "f4"))),
     "TransformReward": (cart, lambda env: wrappers.TransformReward(env, lambda reward: -reward)),
     "VectorizeTransformReward": (
         cart,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy as copying
 import multiprocessing
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,9 +36,9 @@ from gymnasium.vector.utils import (  # noqa: E402
     iterate,
 )
 
+from shmenv.adapters.actions import Answer, given  # noqa: E402
 from shmenv.adapters.columns import columns, copied, replaced, row_of  # noqa: E402
 from shmenv.adapters.refusals import (  # noqa: E402
-    Answer,
     check_concurrency,
     check_mode,
     checked_mask,
@@ -298,17 +297,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
             raise AssertionError(f"envs {over} have ended and need a reset: reset(options={{'reset_mask': ...}})")
 
     def _given(self, give: Callable[[Any], Answer], actions: Any) -> Answer:
-        """Give the pool actions, also such as the action space does not have: Gymnasium leaves them to the envs."""
-        try:
-            return give(actions)
-        except shmenv.UsageError as error:
-            try:
-                each = [_AsItIs(action) for action in iterate(self.action_space, actions)]
-            except Exception:
-                raise error from None
-            if len(each) != self.num_envs:
-                raise
-            return give(each)
+        return given(give, actions, lambda: iterate(self.action_space, actions), self.num_envs)
 
     def _stepped(self, batch: shmenv.Batch) -> Step:
         obs = self._keep(self._batched(batch))
@@ -534,16 +523,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
             if info:
                 found.append((place, info))
         return columns(found, self.num_envs if places is None else len(places))
-
-
-class _AsItIs:
-    """An action that no pool takes for a value of the action space; in the worker it is the action itself."""
-
-    def __init__(self, action: Any) -> None:
-        self._action = action
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return operator.getitem, ((self._action,), 0)
 
 
 class _Call(threading.Thread):

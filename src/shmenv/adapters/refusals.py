@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 import shmenv
-
-Answer = TypeVar("Answer")
+from shmenv.adapters.actions import Answer
 
 
 def check_mode(mode: Any) -> None:

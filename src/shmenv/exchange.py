@@ -375,20 +375,25 @@ class Exchange:
 
     def collect_all(self) -> Batch:
         """Wait for all envs' answers to the last command to all, and hand them out."""
-        n, port, plane = len(self.all_ids), self.port, self._plane
-        self._await_whole(None, n)
+        self._await_whole(None, len(self.all_ids))
+        batch = self._collect_plane()
+        return self._collect_whole(self.all_ids, copy=False) if batch is None else batch
+
+    def _collect_plane(self) -> Batch | None:
+        """Hand out a whole plane as it is, where all envs' answers are in; None where that takes more."""
+        port, plane = self.port, self._plane
         flags = port.row_flags(None)
         plain = not flags or (self.plan.has_final_rows and not flags & ~_port.ROW_NOTES)
         if not plain or not self._whole or plane < 0 or self._blocked or self._special:
-            return self._collect_whole(self.all_ids, copy=False)
+            return None
         info = final_info = self._none
         try:
             if flags & _port.ROW_NOTE:
                 info = Infos(self._rows.notes(self.all_ids, False, flags)[0])
             if flags & _port.ROW_FINAL_NOTE:
                 final_info = Infos(self._rows.notes(self.all_ids, True, flags)[0])
-        except DamageError:  # which this finds again, and sorts out
-            return self._collect_whole(self.all_ids, copy=False)
+        except DamageError:  # `collect` finds it again
+            return None
         port.deliver(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
         return Batch(self._env_id, obs, reward, terminated, truncated, info, final_obs, final_info, port, plane)
@@ -433,8 +438,9 @@ class Exchange:
             ids = np.empty(most, np.uint32)
             ids = ids[: self.port.ready(ids)]
             if not self._repair(ids):
+                batch = self._collect_plane() if out is None and len(ids) == len(self.all_ids) else None
                 try:
-                    return self.collect(ids, out)
+                    return self.collect(ids, out) if batch is None else batch
                 except DamageError as error:
                     self._rows.put_error(error)
 

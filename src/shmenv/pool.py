@@ -418,10 +418,15 @@ class Pool:
         """
         with self._turn:
             exchange = self._own_exchange()
+            if env_id is None:  # as in `step`
+                exchange.check_all_ready()
+                payloads = exchange.actions.write(action, None)
+                exchange.command(None, _port.STEP, payloads, exchange.next_plane())
+                return
             ids, order = env_ids(env_id, exchange.all_ids)
             exchange.check_ready(ids)
             payloads = exchange.actions.write(action, order)
-            if payloads is not None and env_id is not None:
+            if payloads is not None:
                 payloads = [payloads[k] for k in np.argsort(order).tolist()]
             exchange.command(ids, _port.STEP, payloads)
 

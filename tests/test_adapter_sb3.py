@@ -217,7 +217,8 @@ class Monitored(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A ScriptedEnv in a Monitor in a wrapper with an attribute."""
 
     def __init__(self) -> None:
-        super().__init__(Monitor(ScriptedEnv()))
+        inner: Any = Monitor
+        super().__init__(inner(ScriptedEnv()))
         self.gain = 1
 
 

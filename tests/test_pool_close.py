@@ -104,6 +104,19 @@ def test_a_pool_closes_though_an_env_is_stuck(make_pool: MakePool, context: str,
     close_in_time(pool)
 
 
+def test_close_may_be_told_how_long_the_envs_get(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, close_timeout=1000.0)
+    pool.reset()
+    pool.send(actions(2, {1: "hang_native"}))
+    found = pids(pool)
+    for wrong in (-1, "soon", 1e9):
+        with pytest.raises(shmenv.UsageError, match="timeout must be seconds"):
+            pool.close(wrong)  # type: ignore[arg-type]
+    assert not pool.closed
+    pool.close(timeout=0)
+    assert pool.closed and all(map(is_gone, found))
+
+
 def test_a_pool_closes_though_its_workers_are_stopped(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 2, num_workers=2, close_timeout=0.2)
     pool.reset()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from envs import Gate, ScriptedEnv, act, actions
 from gymnasium.spaces import Box, Discrete
-from seeded import SpaceEnv
+from reference import same
+from seeded import SpaceEnv, WalkEnv
 from support import eventually, settled
 
 import shmenv
@@ -327,3 +328,19 @@ def test_a_batch_to_be_filled_is_refused_if_some_array_in_it_cannot_take_the_row
     with pytest.raises(shmenv.UsageError, match="out has"):
         pool.recv(out=out)
     assert pool.recv().reward.tolist() == [2, 2]
+
+
+def test_a_batch_of_all_envs_is_the_same_whether_they_were_stepped_or_sent(make_pool: MakePool) -> None:
+    stepped, sent = make_pool([WalkEnv] * 3), make_pool([WalkEnv] * 3)
+    stepped.reset(seed=1), sent.reset(seed=1)
+    for turn in range(30):
+        one = stepped.step([0, 1, 2])
+        sent.send([0, 1, 2])
+        if turn % 5 == 4:  # in two parts
+            parts = [sent.recv(1), *([sent.recv()] if sent.pending else [])]
+            two = {i: part.obs[k] for part in parts for k, i in enumerate(part.env_id.tolist())}
+            assert all(same(two[i], one.obs[i]) for i in range(3))
+            continue
+        other = sent.recv(timeout=30)
+        assert other.is_view and same(one.obs, other.obs) and same(one.reward, other.reward)
+        assert same(list(one.info), list(other.info)) and same(list(one.final_info), list(other.final_info))

@@ -197,3 +197,14 @@ def test_a_ding_style_env_without_declared_spaces_describes_itself(make_pool: Ma
     obs, reward, _, _ = reference.step(2)
     batch = pool.step([2, 0])
     assert np.array_equal(batch.obs[0], obs) and batch.reward[0] == reward[0]
+
+
+def test_envs_may_be_stepped_before_their_first_reset_if_that_is_left_to_them(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv] * 2, reset_first=False)
+    assert pool.step([0, 0]).obs.tolist() == [[-1, 1], [-1, 1]]
+    pool.send([0], env_id=1)
+    assert pool.recv().obs.tolist() == [[-1, 2]]
+    with pytest.raises(shmenv.UsageError, match="reset_first must be True or False"):
+        make_pool([ScriptedEnv], reset_first="no")
+    with pytest.raises(shmenv.UsageError, match="needs a reset"):
+        make_pool([ScriptedEnv]).step([0])

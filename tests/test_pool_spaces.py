@@ -234,6 +234,7 @@ def test_spaces_that_differ_in_shape_or_dtype_are_a_usage_error(part: str) -> No
         pairs: list[tuple[Space, Space]] = [(one, fits), (one, fits), (other, fits)]
         if part == "action":
             pairs = [(b, a) for a, b in pairs]
-        with pytest.raises(shmenv.UsageError) as caught:
+        with pytest.raises(shmenv.UnequalEnvsError) as caught:
             shmenv.Pool([partial(SpaceEnv, *pair) for pair in pairs], context="fork", num_workers=2)
         assert "env 0" in str(caught.value) and "env 2" in str(caught.value)
+        assert isinstance(caught.value, shmenv.UsageError) and caught.value.what == f"{part}s"

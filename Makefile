@@ -20,7 +20,7 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare explore stress spin fuzz sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz sanitize sdist wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,12 @@ bench: .venv/.built ## measure every part beside its plain alternative (pytest-b
 compare: .venv/.built ## measure shmenv beside other libraries, all in one run; writes docs/performance.md
 	@$(BIN)/python tools/peers.py
 	@$(BIN)/python bench/compare.py $(ARGS)
+
+frameworks: .venv/.built ## test the adapters of frameworks that come with torch, in environments of their own
+	@$(BIN)/python tools/frameworks.py tests $(ARGS)
+
+examples: .venv/.built ## run the examples that train with a framework; each must reach its return (a few minutes)
+	@$(BIN)/python tools/frameworks.py examples $(ARGS)
 
 explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score
 	@$(BIN)/python tests/core/mutate.py --full $(ARGS)

@@ -201,13 +201,14 @@ def test_attributes_and_methods_answer_for_the_indices_asked(make: Make, indices
         env.reset()
         env.set_attr("extra", 5)
         env.set_attr("gain", 7, indices=indices)
-    for call in (
+    calls: list[Callable[[Any], Any]] = [
         lambda env: env.get_attr("gain", indices),
         lambda env: env.get_attr("t", indices),
         lambda env: env.env_method("add", 1, indices=indices, second=2),
         lambda env: env.env_is_wrapped(Monitor, indices),
         lambda env: env.env_is_wrapped(gymnasium.wrappers.TimeLimit, indices),
-    ):
+    ]
+    for call in calls:
         assert same(call(one), call(two))
     with pytest.raises(IndexError):
         one.get_attr("t", [3])
@@ -217,8 +218,7 @@ class Monitored(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A ScriptedEnv in a Monitor in a wrapper with an attribute."""
 
     def __init__(self) -> None:
-        inner: Any = Monitor
-        super().__init__(inner(ScriptedEnv()))
+        super().__init__(Monitor(ScriptedEnv()))
         self.gain = 1
 
 

@@ -37,6 +37,8 @@ ORDER = [
         "supervisor",
         "rows",
         "seeds",
+        "whereabouts",
+        "policy",
         "substitutes",
         "recovery",
         "exchange",

@@ -7,29 +7,25 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shmenv import _port, codec
+from shmenv import _port
 from shmenv._port import Port, Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader
 from shmenv.errors import ClosedError, DamageError, EnvError, RecvTimeoutError, UsageError, WorkerError
-from shmenv.failures import env_error
-from shmenv.handle import Handle
 from shmenv.info import Infos
-from shmenv.observation import ObservationError
 from shmenv.plan import NOTE_BYTES, Plan
-from shmenv.recovery import LOST, NEEDS_RESET, READY, Policy, Recovery
+from shmenv.policy import Policy
+from shmenv.recovery import LOST, NEEDS_RESET, READY, Recovery
 from shmenv.rows import Rows
 from shmenv.seeds import Seeds
 from shmenv.segment import Segment, Spill
 from shmenv.starting import interrupts_held
 from shmenv.supervisor import Supervisor
-from shmenv.worker import CLOSE, CONSTRUCT, PHASE_NAMES
+from shmenv.whereabouts import Whereabouts
 
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
-MISFIT = f"{ObservationError.__module__}.{ObservationError.__qualname__}"
 CROWDED = 8  # batches in a row with more workers on one core than there need be, until they are moved apart
-POISON = 0xA5  # what debug mode fills recycled rows with
 
 
 class Exchange:
@@ -80,7 +76,7 @@ class Exchange:
         self.all_ids = np.arange(n, dtype=np.uint32)
         self._spreader = spreader
         self._copy, self._debug, self._recycles = copy, debug, policy.recycle_after is not None
-        self._rows = Rows(plan, buffer, self.port, spill)
+        self.rows = Rows(plan, buffer, self.port, spill)
         self._state = np.full(n, NEEDS_RESET if reset_first else READY, np.uint8)
         self._blocked = n if reset_first else 0  # envs that are not READY
         self._plane = 0  # of all envs; -1 when they are on several
@@ -92,6 +88,7 @@ class Exchange:
         self._troubles: list[tuple[WorkerError, int]] = []  # not told yet, each with how many answers it has cost
         self.final_errors: dict[int, WorkerError] = {}  # the last end of each worker
         self.seeds = Seeds(n)
+        self.whereabouts = Whereabouts(plan, buffer, self.port, workers, self.seeds)
         self.recovery = Recovery(self, policy)
         self.counts = self.recovery.counts  # for stats, also while the pool closes
         self._none = Infos.empty(n)
@@ -99,8 +96,8 @@ class Exchange:
         env_id.flags.writeable = False
         self._env_id = env_id
         # What a whole batch without infos consists of, made once a plane.
-        planes = () if self._rows.has_objects else range(plan.planes)
-        self._whole = [self._rows.view(plane, 0, n, (), ()) for plane in planes]
+        planes = () if self.rows.has_objects else range(plan.planes)
+        self._whole = [self.rows.view(plane, 0, n, (), ()) for plane in planes]
 
     @property
     def pending(self) -> int:
@@ -126,7 +123,7 @@ class Exchange:
         with interrupts_held():
             _, ids, objects = self.unconfirmed
             self.unconfirmed = None
-            self.recovery.rows.keep_objects(ids, objects)
+            self.recovery.substitutes.keep_objects(ids, objects)
             if not self.recovery.quiet:
                 self.recovery.after_delivery(ids)
 
@@ -171,7 +168,7 @@ class Exchange:
         self._tend()
         lost = ids[self._state[ids] == LOST]
         if len(lost):
-            error = self.final_errors[self.handle_of(int(lost[0])).worker_id]
+            error = self.final_errors[self.workers.handle_of(int(lost[0])).worker_id]
             self._tell(error.with_traceback(None))
 
     def check_told(self, ids: Array) -> None:
@@ -204,7 +201,7 @@ class Exchange:
         with interrupts_held():  # Ctrl-C must not lose a death that is half sorted out
             self.port.acknowledge()
             for handle in self.workers.newly_dead(look=heartbeat):
-                self.recovery.worker_ended(handle, *self._doing(handle))
+                self.recovery.worker_ended(handle, *self.whereabouts.doing(handle))
         self._check_open()  # a hook of the user's may have closed the pool
 
     def _tend(self) -> None:
@@ -216,25 +213,6 @@ class Exchange:
     def _check_open(self) -> None:
         if self.closing:
             raise ClosedError("the pool was closed while this call waited")
-
-    def handle_of(self, env_id: int) -> Handle:
-        """The worker of an env."""
-        return next(handle for handle in self.workers.handles if env_id in handle.ids)
-
-    def _doing(self, handle: Handle) -> tuple[int, int | None, str]:
-        """What a worker was at: the phase, the env whose command it was carrying out, and both in words."""
-        doing = self.port.account(handle.worker_id)[0]
-        env_id, phase = doing >> 4 & 0x0FFFFFFF, doing & 0xF
-        if env_id not in handle.ids:
-            return 0, None, "while idle"
-        if phase in (CONSTRUCT, CLOSE):
-            return phase, None, f"in {PHASE_NAMES[phase]} of env {env_id}"
-        if phase and self.port.is_busy(env_id, doing >> 32):
-            when = self.recovery.when_text(env_id, PHASE_NAMES[phase])
-            return phase, env_id, f"in {PHASE_NAMES[phase]} of env {env_id}{when}"
-        if any(self.port.is_unanswered(i) for i in handle.ids):
-            return 0, None, "before it took up what it was asked"
-        return 0, None, "while idle"
 
     def state_of(self, env_id: int) -> int:
         """READY, NEEDS_RESET, LOST or UNPLAYED."""
@@ -288,7 +266,7 @@ class Exchange:
         if ids is None and plane >= 0:
             if self._plane < 0:
                 on_it = np.empty(len(self.all_ids), np.uint32)
-                self.recovery.rows.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
+                self.recovery.substitutes.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
             self._plane = plane
         elif self._plane >= 0:
             self._viewed[...] = -1 if self._copy else self._plane
@@ -296,7 +274,7 @@ class Exchange:
         if payloads is not None:
             self.inbound.write_all(ids, payloads)
         if self._debug:
-            self._poison(self.all_ids if ids is None else ids, plane)
+            self.rows.poison(self.all_ids if ids is None else ids, plane)
         if ids is None or len(ids):
             self.port.command(ids, code, plane, True, payloads)
             if self.port.crowded >= CROWDED and self._spreader is not None:
@@ -316,12 +294,6 @@ class Exchange:
                 payload for i, payload in zip(chosen.tolist(), payloads, strict=True) if i in set(left.tolist())
             ]
         return left, payloads, -1
-
-    def _poison(self, ids: Array, plane: int) -> None:
-        for i in ids.tolist():
-            target = (self.port.plane_of(i) + 1) % self.plan.planes if plane < 0 else plane
-            for rows in {id(rows): rows for rows in (*self._rows.obs, *self._rows.final, self._rows.reward)}.values():
-                rows[target, i : i + 1].reshape(-1).view(np.uint8)[...] = POISON
 
     # -- waiting
 
@@ -354,7 +326,8 @@ class Exchange:
             if how == _port.TIMEOUT and (deadline_ns == 0 or due > deadline_ns):
                 self._look_for_deaths()  # who only polls has restarts and retries that are due carried out, too
                 self._tend()
-                raise RecvTimeoutError(self._timeout_text(timeout))
+                text = f"no batch within {timeout} s. {self.whereabouts.pending_text()}. Call again"
+                raise RecvTimeoutError(text)
             self._look_for_deaths(heartbeat=how == _port.HEARTBEAT)
             if self.port.await_answers(ids, need, 0) != _port.READY:  # what is in does not wait for a worker's start
                 self._tend()
@@ -362,14 +335,6 @@ class Exchange:
                 self.tell_troubles()
             else:
                 self.check_not_lost(ids)
-
-    def _timeout_text(self, timeout: float | None) -> str:
-        owed = self.port.owed()
-        shown = ", ".join(f"{i} ({seconds:.3g} s)" for i, seconds in owed[:8])
-        more = f" and {len(owed) - 8} more" if len(owed) > 8 else ""
-        return (
-            f"no batch within {timeout} s. Pending, with the time since each was asked: env {shown}{more}. Call again"
-        )
 
     # -- answers
 
@@ -389,9 +354,9 @@ class Exchange:
         info = final_info = self._none
         try:
             if flags & _port.ROW_NOTE:
-                info = Infos(self._rows.notes(self.all_ids, False, flags)[0])
+                info = Infos(self.rows.notes(self.all_ids, False, flags)[0])
             if flags & _port.ROW_FINAL_NOTE:
-                final_info = Infos(self._rows.notes(self.all_ids, True, flags)[0])
+                final_info = Infos(self.rows.notes(self.all_ids, True, flags)[0])
         except DamageError:  # `collect` finds it again
             return None
         port.deliver(None)
@@ -428,7 +393,7 @@ class Exchange:
             try:
                 return self.collect(ids, copy=copy)
             except DamageError as error:
-                self._rows.put_error(error)
+                self.rows.put_error(error)
             self._await_whole(ids, len(ids))
 
     def collect_ready(self, need: int, most: int, deadline_ns: int, timeout: float | None, out: Batch | None) -> Batch:
@@ -442,7 +407,7 @@ class Exchange:
                 try:
                     return self.collect(ids, out) if batch is None else batch
                 except DamageError as error:
-                    self._rows.put_error(error)
+                    self.rows.put_error(error)
 
     def collect(self, ids: Array, out: Batch | None = None, copy: bool = False) -> Batch:
         """Hand out the rows of these envs, whose answers are in.
@@ -454,28 +419,28 @@ class Exchange:
         flags = port.row_flags(ids)
         if flags & _port.ROW_ERROR:
             self._raise_row_error(ids)
-        infos, objects = self._rows.notes(ids, False, flags & _port.ROW_NOTE)
-        final_infos, final_objects = self._rows.notes(ids, True, flags & _port.ROW_FINAL_NOTE)
-        if self._rows.has_objects:
-            self.recovery.rows.patch_objects(ids, objects, final_objects)
+        infos, objects = self.rows.notes(ids, False, flags & _port.ROW_NOTE)
+        final_infos, final_objects = self.rows.notes(ids, True, flags & _port.ROW_FINAL_NOTE)
+        if self.rows.has_objects:
+            self.recovery.substitutes.patch_objects(ids, objects, final_objects)
         plane = -1 if copy or self._copy or out is not None else port.common_plane(ids)
         if plane >= 0:
             start = int(ids[0])
-            rows = self._rows.view(plane, start, start + m, objects, final_objects)
+            rows = self.rows.view(plane, start, start + m, objects, final_objects)
         else:
-            rows = self._rows.gather(ids, objects, final_objects, out)
+            rows = self.rows.gather(ids, objects, final_objects, out)
         obs, reward, terminated, truncated, final_obs = rows
         if not self.plan.has_final_rows:
             ended = terminated | truncated
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
         if not self.recovery.quiet:
-            infos, final_infos = self.recovery.rows.mark(ids, infos, final_infos)
+            infos, final_infos = self.recovery.substitutes.mark(ids, infos, final_infos)
         if flags & _port.ROW_NEEDS_RESET or self._blocked:
             port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
             self._blocked = int(np.count_nonzero(self._state != READY))
         if self._plane < 0:
             self._viewed[ids] = plane
-        if not self.recovery.quiet or self._rows.has_objects:
+        if not self.recovery.quiet or self.rows.has_objects:
             self.unconfirmed = self._turn.uses, ids, objects
         port.deliver(ids)  # an exception from outside, such as Ctrl-C, before or after this has the rows come later
         if self._recycles:
@@ -489,46 +454,16 @@ class Exchange:
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""
-        self._rows.check_out(out, rows)
-
-    def error_of(self, env_id: int) -> tuple[str, bytes]:
-        """The command that failed and the error record of a row that holds an error."""
-        try:
-            notes = self.port.notes_of(np.array([env_id], np.uint32), False, False, self._rows.read_spilled)
-        except DamageError as error:
-            return "step", codec.dump_error(error)
-        return codec.load_failure(notes[0][0])
+        self.rows.check_out(out, rows)
 
     def _raise_row_error(self, ids: Array) -> None:
         i = next((i for i in ids.tolist() if self.port.flags_of(i) & _port.ROW_ERROR), None)
         if i is None:  # a worker that writes where it should not has taken it back
             return
-        command, record = self.error_of(i)
+        command, record = self.rows.error_of(i)
         one = np.array([i], np.uint32)
         self.port.deliver(one)
         self.recovery.forget(one)
         if self._state[i] != LOST:
             self.set_state(i, NEEDS_RESET)
-        raise self.env_error(i, command, record)
-
-    def env_error(self, env_id: int, command: str, record: bytes, advice: str = "") -> EnvError:
-        """What an env raised in its worker, as an exception of this process.
-
-        Args:
-            env_id: the env.
-            command: what was asked of it.
-            record: what it raised.
-            advice: what was done, and what to do. Left out: of a step or a reset.
-        """
-        advice = advice or (
-            f"Its worker lives; reset(env_id={env_id}) before you step it again. "
-            "What other envs answered comes by recv()."
-        )
-        remote = codec.load_error(record)
-        handle = self.handle_of(env_id)
-        when = self.recovery.when_text(env_id, command)
-        what = f"raised in {command}{when}: {remote.type_name}: {remote.message}"
-        if remote.type_name == MISFIT:
-            what = f"returned from {command}{when} what does not fit: {remote.message}"
-        text = f"env {env_id} (worker {handle.worker_id}, pid {handle.pid}) {what}\n{advice}"
-        return env_error(handle, env_id, command, text, remote)
+        raise self.whereabouts.env_error(i, command, record)

@@ -32,7 +32,7 @@ from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
-from shmenv.recovery import Policy
+from shmenv.policy import Policy
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
 from shmenv.supervisor import Supervisor
 from shmenv.worker import Question, Report, Setup
@@ -531,7 +531,9 @@ class Pool:
                 raise ClosedError("the pool was closed while this call waited")
             for i, (record, status) in answers.items():
                 if status:
-                    raise exchange.env_error(i, "call", record, f"It was asked for {name!r}. Env and worker go on.")
+                    raise exchange.whereabouts.env_error(
+                        i, "call", record, f"It was asked for {name!r}. Env and worker go on."
+                    )
             return tuple(answers[i][0] for i in order.tolist())
 
     def stats(self) -> dict[str, Any]:

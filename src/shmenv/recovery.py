@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,36 +15,17 @@ from shmenv.errors import EnvError, ShmenvError, WorkerError
 from shmenv.handle import RECYCLED, Handle
 from shmenv.limits import FIRST_DELAY
 from shmenv.plan import Plan
+from shmenv.policy import Policy
+from shmenv.rows import Rows
 from shmenv.seeds import Seeds
 from shmenv.substitutes import Substitutes
 from shmenv.supervisor import Supervisor
+from shmenv.whereabouts import Whereabouts
 from shmenv.worker import CONSTRUCT
 
 logger = logging.getLogger("shmenv")
 
 READY, NEEDS_RESET, LOST, UNPLAYED = 0, 1, 2, 3  # states of an env, see exchange.py
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the user wants done.
-
-    Attributes:
-        restart: answer a failed step by a loss row and a fresh episode; else by an exception.
-        max_retry: attempts of a reset in total, of those that raise or take too long. One whose worker ends otherwise
-            counts too, unless `restart`: then it is repeated as long as the worker is replaced.
-        renew: each further attempt in a new process; else in the same.
-        retry_waiting_time: seconds between two attempts.
-        on_restart: called with (env_id, reason) for each env of a worker that is replaced.
-        recycle_after: episodes after which a worker is replaced.
-    """
-
-    restart: bool
-    max_retry: int
-    renew: bool
-    retry_waiting_time: float
-    on_restart: Callable[[int, str], object] | None
-    recycle_after: int | None
 
 
 class States(Protocol):
@@ -59,6 +38,8 @@ class States(Protocol):
     inbound: Mail
     final_errors: dict[int, WorkerError]
     seeds: Seeds
+    rows: Rows
+    whereabouts: Whereabouts
 
     def state_of(self, env_id: int) -> int:
         """Its state."""
@@ -66,18 +47,6 @@ class States(Protocol):
 
     def set_state(self, env_id: int, state: int) -> None:
         """Change its state."""
-        ...
-
-    def handle_of(self, env_id: int) -> Handle:
-        """Its worker."""
-        ...
-
-    def error_of(self, env_id: int) -> tuple[str, bytes]:
-        """The command that failed, and the error record."""
-        ...
-
-    def env_error(self, env_id: int, command: str, record: bytes, advice: str = "") -> EnvError:
-        """That record as an exception."""
         ...
 
     def report(self, error: WorkerError, ids: Array) -> None:
@@ -96,7 +65,7 @@ class Recovery:
         self._policy = policy
         plan, buffer = exchange.plan, exchange.buffer
         self._same_step, self._next_step = plan.autoreset == "same_step", plan.autoreset == "next_step"
-        self.rows = Substitutes(plan, buffer, exchange.port, policy.restart)
+        self.substitutes = Substitutes(plan, buffer, exchange.port, policy.restart)
         self.quiet = True  # nothing here needs attention: what the hot path asks
         self.counts = {"restarts": 0, "timeouts": 0, "losses": 0, "recycled": 0}
         self.untold: dict[int, WorkerError | EnvError] = {}  # what the next command to an idle env has to tell
@@ -152,19 +121,6 @@ class Recovery:
 
     # -- commands of the caller
 
-    def when_text(self, env_id: int, command: str) -> str:
-        """For error texts: how far an env is, and the seed from which all it has done since can be played again."""
-        handle, parts = self._x.handle_of(env_id), list[str]()
-        step = self._x.plan.array(f"episode_step/{handle.worker_id}", self._x.buffer)[env_id - handle.ids.start]
-        if command == "step":
-            parts.append(f"step {step} of its episode")
-        elif step:
-            parts.append(f"after step {step} of its episode")
-        seed = self._x.seeds.current(env_id)
-        if seed is not None:
-            parts.append(f"last seed {seed}")
-        return f" ({', '.join(parts)})" if parts else ""
-
     def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> list[bytes] | None:
         """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
         chosen = list(payloads) if payloads is not None else [b""] * len(ids)
@@ -189,11 +145,8 @@ class Recovery:
             self._forget(i)
 
     def _forget(self, env_id: int) -> None:
-        tables = (
-            self.rows.losses, self.untold, self.rows.not_reset, self._unplayed, self._attempts, self._retry_at,
-            self.lost_calls,
-        )  # fmt: skip
-        for table in tables:
+        self.substitutes.forget(env_id)
+        for table in (self.untold, self._unplayed, self._attempts, self._retry_at, self.lost_calls):
             table.pop(env_id, None)
         for group in (self._kept, self._deferred):
             group.discard(env_id)
@@ -201,7 +154,7 @@ class Recovery:
     def note_told(self, error: WorkerError | EnvError) -> None:
         """The caller is told of an error: none of the envs that it names has to tell it again."""
         self.untold = {i: other for i, other in self.untold.items() if other is not error}
-        self.rows.note_told(error)
+        self.substitutes.note_told(error)
         self._stale = {i: (None if other is error else other, dropped) for i, (other, dropped) in self._stale.items()}
 
     @property
@@ -233,7 +186,7 @@ class Recovery:
         for i in ids.tolist():
             if not port.flags_of(i) & _port.ROW_ERROR:
                 continue
-            command, record = self._x.error_of(i)
+            command, record = self._x.rows.error_of(i)
             is_lost = self._x.state_of(i) == LOST  # then nobody is left to repair it
             if command == "reset":
                 if port.has_ended(i):  # the worker's own reset, after a step that stands
@@ -243,16 +196,18 @@ class Recovery:
                     port.defer(i)
                     self._deferred.add(i)
                     if self._policy.renew and i not in self._stale:
-                        self._renew_at.setdefault(self._x.handle_of(i).worker_id, wait)
+                        self._renew_at.setdefault(self._x.workers.handle_of(i).worker_id, wait)
                     else:
                         self._retry_at[i] = wait
                     again = True
                 elif i in self._kept:
-                    self.rows.end_unreset(i, None if is_lost else self._x.env_error(i, command, record))
+                    error = None if is_lost else self._x.whereabouts.env_error(i, command, record)
+                    self.substitutes.end_unreset(i, error)
             elif is_lost:
                 continue
             elif self._policy.restart:
-                self._lose(i, str(self._x.env_error(i, command, record, "Its worker lives, and starts it anew.")))
+                advice = "Its worker lives, and starts it anew."
+                self._lose(i, str(self._x.whereabouts.env_error(i, command, record, advice)))
                 again = again or self._same_step
         return again
 
@@ -319,12 +274,12 @@ class Recovery:
         unanswered = [i for i in handle.ids if port.is_owed(i) and not port.is_answered(i)]
         for i in unanswered.copy():
             is_genuine = i in self._kept or (self._same_step and port.has_ended(i))
-            if is_genuine and i not in self.rows.losses:
+            if is_genuine and i not in self.substitutes.losses:
                 unanswered.remove(i)
                 port.answer(i)
                 self._deferred.discard(i)
                 self._retry_at.pop(i, None)
-                self.rows.end_unreset(i, None)  # its next command tells of the end anyway
+                self.substitutes.end_unreset(i, None)  # its next command tells of the end anyway
         for i in handle.ids:
             self._x.set_state(i, LOST)
             self._x.seeds.due.discard(i)
@@ -352,11 +307,11 @@ class Recovery:
         if env_id in self._deferred:
             self._deferred.discard(env_id)
             self._retry_at.pop(env_id, None)
-        elif self._x.port.code_of(env_id) == _port.RESET or (self._next_step and self.rows.was_over(env_id)):
+        elif self._x.port.code_of(env_id) == _port.RESET or (self._next_step and self.substitutes.was_over(env_id)):
             if not self._is_repeated(env_id, handle, guilty):
                 if env_id not in self._kept:
                     return self._needs_reset(env_id)
-                self.rows.end_unreset(env_id, error)
+                self.substitutes.end_unreset(env_id, error)
                 return True
         elif ended:
             self._kept.add(env_id)
@@ -386,7 +341,7 @@ class Recovery:
         """
         if self._x.state_of(env_id) != READY:
             return
-        if self._next_step and self.rows.is_over(env_id):
+        if self._next_step and self.substitutes.is_over(env_id):
             return  # its next step resets it anyway
         if dropped:
             self._unplayed[env_id] = str(error)
@@ -400,7 +355,7 @@ class Recovery:
 
     def _lose(self, env_id: int, why: str) -> None:
         """Answer the step that is owed by a loss row."""
-        self.rows.lose(env_id, why)
+        self.substitutes.lose(env_id, why)
         self.counts["losses"] += 1
         if self._same_step:
             self._reset_onto_row(env_id, keep=True, fresh=True)
@@ -428,25 +383,24 @@ class Recovery:
         Called with their states up to date.
         """
         for i in ids.tolist():
-            error = self.rows.not_reset.get(i)
+            error = self.substitutes.not_reset.get(i)
             self._forget(i)
             if error is not None:
                 self.untold[i] = error
             if i in self._stale:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (
-            self.rows.losses, self.untold, self.rows.not_reset, self.lost_calls, self._unplayed, self._stale,
-            self._x.seeds.due, self._attempts, self._kept, self._deferred, self._retry_at, self._renew_at,
-            self._restart_at,
+            self.untold, self.lost_calls, self._unplayed, self._stale, self._x.seeds.due, self._attempts, self._kept,
+            self._deferred, self._retry_at, self._renew_at, self._restart_at,
         )  # fmt: skip
-        self.quiet = not any(tables)
+        self.quiet = not (self.substitutes.pending or any(tables))
 
     def count_episodes(self, ids: Array, ended: Array) -> None:
         """Have workers replaced that have played enough episodes, once none of their envs owes an answer."""
         if self._policy.recycle_after is None:
             return
         for i in ids[ended].tolist():
-            worker_id = self._x.handle_of(i).worker_id
+            worker_id = self._x.workers.handle_of(i).worker_id
             self._episodes[worker_id] = self._episodes.get(worker_id, 0) + 1
         for worker_id, count in list(self._episodes.items()):
             handle = self._x.workers.handles[worker_id]

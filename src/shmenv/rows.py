@@ -15,6 +15,7 @@ from shmenv.layout import ArrayNode, assemble, leaves
 from shmenv.plan import NOTE_BYTES, Plan
 from shmenv.segment import Spill
 
+POISON = 0xA5  # what debug mode fills recycled rows with
 SHORT = (200, 40)  # characters of each text of an error record that must fit a row's side area; four bytes at most each
 Arrays = tuple[Any, Array, Array, Array, Any]  # obs, reward, terminated, truncated, final_obs
 
@@ -90,6 +91,14 @@ class Rows:
             raise DamageError(f"the observation of env {env_id} is not what its worker wrote", env_id)
         return values
 
+    def error_of(self, env_id: int) -> tuple[str, bytes]:
+        """The command that failed and the error record of a row that holds an error."""
+        try:
+            notes = self._port.notes_of(np.array([env_id], np.uint32), False, False, self.read_spilled)
+        except DamageError as error:
+            return "step", codec.dump_error(error)
+        return codec.load_failure(notes[0][0])
+
     def put_error(self, error: DamageError) -> None:
         """Put an error record in place of a row that cannot be read, as the env's worker does for an exception.
 
@@ -107,6 +116,13 @@ class Rows:
     def read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:
         """A side area that lies in the spill."""
         return self._spill.read(self._plan.note_region(env_id, plane, final), length)
+
+    def poison(self, ids: Array, plane: int) -> None:
+        """Fill the rows that commands on this plane will write with garbage. -1: each env's next plane."""
+        for i in ids.tolist():
+            target = (self._port.plane_of(i) + 1) % self._plan.planes if plane < 0 else plane
+            for rows in {id(rows): rows for rows in (*self.obs, *self.final, self.reward)}.values():
+                rows[target, i : i + 1].reshape(-1).view(np.uint8)[...] = POISON
 
     def view(self, plane: int, start: int, stop: int, objects: Sequence[Any], final_objects: Sequence[Any]) -> Arrays:
         """The rows of the envs from `start` to `stop` on one plane, as views."""

@@ -94,6 +94,16 @@ class Substitutes:
         self._flags[plane, env_id] |= _port.ROW_NEEDS_RESET
         self.not_reset[env_id] = error
 
+    @property
+    def pending(self) -> bool:
+        """Whether such a row is owed."""
+        return bool(self.losses or self.not_reset)
+
+    def forget(self, env_id: int) -> None:
+        """The row that this env owed was handed out, or will not be asked for."""
+        self.losses.pop(env_id, None)
+        self.not_reset.pop(env_id, None)
+
     def note_told(self, error: WorkerError | EnvError) -> None:
         """The caller is told of an error already: the rows are not followed by it."""
         self.not_reset = {i: None if other is error else other for i, other in self.not_reset.items()}

@@ -280,6 +280,10 @@ class Supervisor:
         self._watch_one(handle, closing=True)
         self._port.order_one_to_quit(worker_id)
 
+    def handle_of(self, env_id: int) -> Handle:
+        """The worker of an env."""
+        return next(handle for handle in self.handles if env_id in handle.ids)
+
     @property
     def pids(self) -> list[int]:
         """The process of each worker; 0 where none runs yet."""

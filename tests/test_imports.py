@@ -23,6 +23,8 @@ ORDER = [
         "_memory",
         "_ring",
         "_info",
+        "_mail",
+        "_turn",
         "_port",
         "segment",
         "primitives",

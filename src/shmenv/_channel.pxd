@@ -1,4 +1,4 @@
-"""What `_loop` and `_port` use of the headers in core/, where everything is explained."""
+"""What `_loop`, `_mail` and `_port` use of the headers in core/, where everything is explained."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

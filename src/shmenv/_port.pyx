@@ -1,12 +1,10 @@
 """The manager's end of the channels: give commands, wait for answers, gather rows. One call a batch, never one an env."""
 
-import threading
-
-from shmenv.errors import ClosedError, DamageError, ShmenvError, UsageError
+from shmenv.errors import DamageError, ShmenvError
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -18,6 +16,7 @@ from shmenv._channel cimport (
     shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
     shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_end
 )
+from shmenv._turn cimport Turn
 
 RESET, STEP, CALL = SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL
 ROW_ERROR, ROW_NEEDS_RESET, ROW_NOTE, ROW_FINAL_NOTE = SHM_ROW_ERROR, SHM_ROW_NEEDS_RESET, SHM_ROW_NOTE, SHM_ROW_FINAL_NOTE
@@ -67,8 +66,6 @@ cdef uint32_t count_answers(void *arg) noexcept nogil:
                 found += 1
     return found
 
-
-cdef class Turn
 
 @cython.final
 cdef class Port:
@@ -522,107 +519,3 @@ cdef class Port:
     def waits(self):
         """What the pool's own waits cost so far: (spins, parks, heartbeats)."""
         return self.wait.spins, self.wait.parks, self.wait.heartbeats
-
-
-@cython.final
-cdef class Mail:
-    """Payloads that fit no array, one an env: written by one side before the store that hands the env over.
-
-    Called by: the manager writes "inbound" and reads "call"; the env's worker the other way round. Shorter ones lie in
-    the segment, longer ones in the spill; which, is told by the length.
-    """
-
-    cdef object segment, spill, regions
-    cdef uint32_t *heads
-    cdef char *notes
-    cdef uint32_t num_envs, note_bytes
-
-    def __cinit__(self, segment, size_t heads, size_t notes, list regions, spill, *, uint32_t note_bytes):
-        cdef size_t base = segment.address
-        self.segment, self.spill, self.regions = segment, spill, regions
-        self.heads, self.notes = <uint32_t *>(base + heads), <char *>(base + notes)
-        self.num_envs, self.note_bytes = len(regions), note_bytes
-
-    def write(self, uint32_t env_id, bytes payload not None, uint32_t status=0):
-        """Put a payload and a status of the caller's choice."""
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(payload)
-        if length > self.note_bytes:
-            self.spill.write(self.regions[env_id], payload)
-        else:
-            memcpy(self.notes + <size_t>env_id * self.note_bytes, PyBytes_AS_STRING(payload), length)
-        self.heads[2 * env_id], self.heads[2 * env_id + 1] = <uint32_t>length, status
-
-    def write_all(self, const uint32_t[::1] ids, list payloads not None):
-        """Put a payload for each of these envs (None: all), but for those that are empty."""
-        cdef uint32_t k
-        for k in range(self.num_envs if ids is None else <uint32_t>ids.shape[0]):
-            if payloads[k]:
-                self.write(k if ids is None else ids[k], payloads[k])
-
-    def read(self, uint32_t env_id):
-        """The payload. Its length was written by another process: it is copied once, then used.
-
-        Raises ShmenvError if nobody wrote that much.
-        """
-        cdef uint32_t length = shm_word(&self.heads[2 * env_id])
-        if length > self.note_bytes:
-            return self.spill.read(self.regions[env_id], length)
-        return PyBytes_FromStringAndSize(self.notes + <size_t>env_id * self.note_bytes, length)
-
-    def status(self, uint32_t env_id):
-        """The status that came with the payload."""
-        return self.heads[2 * env_id + 1]
-
-    def clear(self):
-        """Forget all payloads."""
-        memset(self.heads, 0, 2 * sizeof(uint32_t) * self.num_envs)
-
-
-@cython.final
-cdef class Turn:
-    """Whose turn it is to use a pool: `with turn:` refuses any other thread, and everybody once it is `closed`.
-
-    Compiled, because a signal handler that raises must not run between the turn being taken and being given back.
-    """
-
-    cdef object lock
-    cdef readonly object owner      # ident of the thread that uses the pool, or None
-    cdef public bint closed
-    cdef readonly uint64_t uses     # which one it is, or was the last; from 1 on
-    cdef public uint64_t interrupted  # the first use ended by an exception from outside, such as Ctrl-C, and not mended
-
-    def __cinit__(self):
-        self.lock, self.closed = threading.Lock(), True
-
-    def __enter__(self):
-        if not self.lock.acquire(False):
-            if self.closed:
-                raise ClosedError("the pool is closed")
-            who = "a signal handler or callback" if self.owner == threading.get_ident() else "another thread"
-            raise UsageError(f"the pool is in use: one thread at a time may call it, and {who} is not the first")
-        if self.closed:
-            self.lock.release()
-            raise ClosedError("the pool is closed")
-        self.owner = threading.get_ident()
-        self.uses += 1
-
-    def __exit__(self, kind, error, traceback):
-        try:
-            if kind is None:
-                PyErr_CheckSignals()  # the last moment at which the caller can still be owed what it is about to get
-            elif not issubclass(kind, ShmenvError):
-                self.interrupted = self.interrupted or self.uses
-        except:
-            self.interrupted = self.interrupted or self.uses
-            raise
-        finally:
-            self.owner = None
-            self.lock.release()
-
-    def wait(self):
-        """Blocks until nobody uses the pool, and keeps it. Ctrl-C ends the wait without it."""
-        self.lock.acquire()
-
-    def end(self):
-        """Give back what `wait` took."""
-        self.lock.release()

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from shmenv import _port
-from shmenv._port import Port, Turn
+from shmenv._port import Port
+from shmenv._turn import Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader

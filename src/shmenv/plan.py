@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmenv import _port
-from shmenv._port import Mail
+from shmenv._mail import Mail
 from shmenv.layout import ArrayNode, Layout, Node, leaves
 
 NOTE_BYTES = 1024  # side area of a row: an info of some twenty numbers fits; longer ones go to the spill

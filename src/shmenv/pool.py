@@ -15,6 +15,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from shmenv import _port, codec, cpu, starting
+from shmenv._mail import Mail
+from shmenv._turn import Turn
 from shmenv.arguments import (
     EnvIds,
     check_choice,
@@ -130,7 +132,7 @@ class Pool:
         reset_first: bool = True,
         deferred: bool = False,
     ) -> None:
-        turn = self._turn = _port.Turn()  # closed until the pool is open
+        turn = self._turn = Turn()  # closed until the pool is open
         starting.refuse_in_starting_process()
         env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
         n = len(env_fns)
@@ -628,7 +630,7 @@ class Pool:
         """Called by: a child process, right after the fork."""
         if not self._turn.closed:
             self._workers.disown()
-        self._turn = _port.Turn()  # closed; the old one is perhaps held by a thread that the child does not have
+        self._turn = Turn()  # closed; the old one is perhaps held by a thread that the child does not have
 
     def _own_exchange(self) -> Exchange:
         """The exchange, for the one call whose turn it is."""
@@ -699,7 +701,7 @@ def _undo(things: list[Any]) -> None:
         thing.stop() if isinstance(thing, Supervisor) else thing.close()
 
 
-def _answer(calls: _port.Mail, env_id: int) -> tuple[Any, int]:
+def _answer(calls: Mail, env_id: int) -> tuple[Any, int]:
     """What an env answered to a call and 0, or an error record and another number."""
     try:
         record, status = calls.read(env_id), calls.status(env_id)

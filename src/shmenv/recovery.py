@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmenv import _port
-from shmenv._port import Mail, Port
+from shmenv._mail import Mail
+from shmenv._port import Port
 from shmenv.batch import Array
 from shmenv.errors import EnvError, ShmenvError, WorkerError
 from shmenv.handle import RECYCLED, Handle

@@ -19,7 +19,7 @@ import numpy as np
 from shmenv import _memory, _port, codec
 from shmenv._info import unpack_info
 from shmenv._loop import Loop
-from shmenv._port import Mail
+from shmenv._mail import Mail
 from shmenv.action import ActionReader
 from shmenv.cpu import limit_threads
 from shmenv.fit import as_array

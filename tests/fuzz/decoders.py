@@ -20,6 +20,7 @@ import atheris
 import numpy as np
 
 from shmenv import _info, _port, codec
+from shmenv._turn import Turn
 from shmenv.errors import ShmenvError
 from shmenv.info import Infos
 from shmenv.layout import ArrayNode, ObjectNode
@@ -72,7 +73,7 @@ class _Pool:
         self.segment.allocate(self.plan.layout.size, "a fuzzer")
         buffer = self.segment.buffer
         self.port = _port.Port(
-            buffer, self.plan.places(), [self.plan.places(w) for w in range(2)], _port.Turn(), num_envs=N, planes=2,
+            buffer, self.plan.places(), [self.plan.places(w) for w in range(2)], Turn(), num_envs=N, planes=2,
             note_bytes=1024, first_command=0, spin_ns=0, heartbeat_ns=10**8, cores=2,
         )  # fmt: skip
         self.rows = Rows(self.plan, buffer, self.port, self.spill)

@@ -33,6 +33,21 @@ def log(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
+def second_step_of_two(pool: shmenv.Pool, lock_step: bool) -> tuple[shmenv.Batch, int]:
+    """Has env 1 play a whole episode of two steps. Returns its last batch, and the env's row there."""
+    pool.reset()
+    pool.step(actions(2))
+    if lock_step:
+        batch = pool.step(actions(2))
+    else:
+        pool.send(actions(2))
+        assert pool.recv(min_envs=1).env_id.tolist() == [0]
+        batch = pool.recv()
+    row = batch.env_id.tolist().index(1)
+    assert batch.reward[row] == 2 and batch.terminated[row] and not batch.truncated[row]
+    return batch, row
+
+
 @pytest.mark.parametrize(
     ("partial_reset", "fault", "retry_type"),
     [
@@ -98,16 +113,7 @@ def test_the_row_of_an_ended_episode_survives_a_reset_that_fails(
         [ScriptedEnv, partial(CountedEnv, log, ["ok", fault], length=2)],
         num_workers=2, max_retry=2, retry_type=retry_type, retry_waiting_time=0.01, on_error=policy, **limits(fault),
     )  # fmt: skip
-    pool.reset()
-    pool.step(actions(2))
-    if lock_step:
-        batch = pool.step(actions(2))
-    else:
-        pool.send(actions(2))
-        assert pool.recv(min_envs=1).env_id.tolist() == [0]
-        batch = pool.recv()
-    row = batch.env_id.tolist().index(1)
-    assert batch.reward[row] == 2 and batch.terminated[row] and not batch.truncated[row]
+    batch, row = second_step_of_two(pool, lock_step)
     assert batch.final_obs[row].tolist() == [0, 2] and batch.info[row] == batch.final_info[row] == {}
     same_process = (fault, retry_type) == ("raise", "reset")
     assert batch.obs[row].tolist() == [1 if same_process else 0, 0]
@@ -138,16 +144,7 @@ def test_the_last_row_of_an_episode_comes_before_the_error_of_the_reset_that_fai
         num_workers=2, max_retry=2, retry_type=retry_type, retry_waiting_time=0.01, on_error=policy,
         shared_memory=shared_memory, **limits(fault),
     )  # fmt: skip
-    pool.reset()
-    pool.step(actions(2))
-    if lock_step:
-        batch = pool.step(actions(2))
-    else:
-        pool.send(actions(2))
-        assert pool.recv(min_envs=1).env_id.tolist() == [0]
-        batch = pool.recv()
-    row = batch.env_id.tolist().index(1)
-    assert batch.reward[row] == 2 and batch.terminated[row] and not batch.truncated[row]
+    batch, row = second_step_of_two(pool, lock_step)
     assert list(batch.final_obs[row]) == list(batch.obs[row]) == [0, 2]
     assert batch.info[row] == batch.final_info[row] == {}
     assert pool.pending == 0 and len(entries(log, "reset")) == 1 + tries

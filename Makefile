@@ -3,6 +3,7 @@
 PYTHON ?= python3
 # More arguments for the target's main command: make test ARGS="-k seqlock -x"
 ARGS ?=
+MINUTES ?= 30
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -20,7 +21,7 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz soak sanitize sdist wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +66,9 @@ spin: .venv/.created ## have SPIN prove a model of the semaphore with deaths, an
 
 fuzz: .venv/.built ## feed the decoders of what workers write with broken bytes, a minute each (atheris)
 	@bash tools/fuzz.sh $(ARGS)
+
+soak: .venv/.built ## random faults under load for MINUTES (30), a line a minute; an error if anything drifts
+	@PYTHONPATH=src:tests $(BIN)/python tests/soak.py $(MINUTES) $(ARGS)
 
 sanitize: .venv/.built ## the tests again, with the compiled modules under ASan and UBSan, and the core under TSan
 	@bash tools/sanitize.sh $(ARGS)

@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,13 +106,15 @@ class FaultStorm(Storm):
 
 
 @contextlib.contextmanager
-def disturbances(pool: shmenv.Pool, rng: random.Random, pause: float) -> Iterator[dict[str, int]]:
-    """Every now and then a worker is killed, or stopped for some milliseconds; the dict counts both."""
+def disturbances(
+    pool: shmenv.Pool, rng: random.Random, pause: float, worker_ids: Sequence[int]
+) -> Iterator[dict[str, int]]:
+    """Every now and then one of these workers is killed, or stopped for some milliseconds; the dict counts both."""
     counts, over = {"kills": 0, "stops": 0}, threading.Event()
 
     def disturb() -> None:
         while not over.wait(rng.uniform(0, pause)):
-            worker = rng.choice(pool.stats()["workers"])
+            worker = pool.stats()["workers"][rng.choice(worker_ids)]
             if not worker["alive"]:
                 continue
             with contextlib.suppress(ProcessLookupError):
@@ -142,7 +144,7 @@ def fault_storm(make_pool: MakePool, mode: str, policy: str, num_workers: int, l
     )  # fmt: skip
     pool.reset()
     run = FaultStorm(pool, mode, rng)
-    with disturbances(pool, rng, 0.16 / num_workers) as counts:
+    with disturbances(pool, rng, 0.16 / num_workers, range(num_workers)) as counts:
         if lock_step:
             while counts["kills"] < kills:
                 run.step_all()

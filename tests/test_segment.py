@@ -12,7 +12,7 @@ from support import Script
 
 from shmenv import Semaphore, UsageError
 from shmenv.errors import ClosedError
-from shmenv.segment import Segment, Spill
+from shmenv.segment import Segment, Spill, StackLog
 
 MIB = 1 << 20
 
@@ -202,3 +202,14 @@ def test_it_travels_only_at_a_process_start(duplicate: Callable[[Any], Any]) -> 
     segment.allocate(10, "a test")
     with pytest.raises(TypeError, match="a Mapping belongs to its process"):
         duplicate(segment.buffer)
+
+
+def test_what_was_told_of_stacks_is_given_back() -> None:
+    """Covers a pool of which a month of crashes fills the memory."""
+    log = StackLog()
+    for _ in range(3):
+        os.write(log.fileno(), b"stack\n" * 10_000)
+        log.forget(log.size())
+    os.write(log.fileno(), b"the last")
+    assert log.text(180_000) == "the last"
+    assert os.fstat(log.fileno()).st_blocks * 512 <= 8192

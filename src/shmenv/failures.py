@@ -29,6 +29,7 @@ class Coroner:
         if handle.late or handle.exitcode in PRINTS:
             printed = self._stacks.text(max(handle.stacks_from, self._told))
         self._told = self._stacks.size()
+        self._stacks.forget(self._told)
         how = f"{exit_text(handle.exitcode)} {doing}"
         if handle.late:
             how = f"was killed {doing}: {handle.late}"

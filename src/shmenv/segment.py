@@ -340,6 +340,11 @@ class StackLog(_Memory):
         """Bytes so far."""
         return os.fstat(self.fileno()).st_size
 
+    def forget(self, end: int) -> None:
+        """Give the memory of what stands before byte `end` back: crashes for months must not add up."""
+        if pages := end - end % 4096:
+            _memory.release(self.fileno(), 0, pages)
+
     def text(self, start: int) -> str:
         """What was appended from byte `start` on, at most 64 KiB of it."""
         return os.pread(self.fileno(), 1 << 16, start).decode(errors="replace")

@@ -28,7 +28,7 @@ import shmenv
 import shmenv.worker
 
 MakePool = Callable[..., shmenv.Pool]
-SOURCE = Path(shmenv.__file__).parent
+SOURCE = Path(__file__).parent.parent / "src" / "shmenv"  # also where the installed modules are a build of it
 TAKEN, HALF_WRITTEN, ENDED, WRITTEN, PUBLISHED, POSTED = range(1, 7)  # as in core/points.h
 POINTS = {
     "after take": TAKEN, "mid-write": HALF_WRITTEN, "between the commits": ENDED, "after write": WRITTEN,

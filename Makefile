@@ -21,7 +21,7 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz soak sanitize sdist wheel clean
+.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz soak sanitize aarch64 sdist wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,10 @@ spin: .venv/.created ## have SPIN prove a model of the semaphore with deaths, an
 
 fuzz: .venv/.built ## feed the decoders of what workers write with broken bytes, a minute each (atheris)
 	@bash tools/fuzz.sh $(ARGS)
+
+aarch64: .venv/.created ## build the core for aarch64 and run its threads there, in an emulator; no proof of ordering
+	@bash tools/packages.sh "aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu libc6-dev-arm64-cross" qemu-aarch64:qemu-user
+	@$(BIN)/python tests/core/build.py aarch64
 
 soak: .venv/.built ## random faults under load for MINUTES (30), a line a minute; an error if anything drifts
 	@PYTHONPATH=src:tests $(BIN)/python tests/soak.py $(MINUTES) $(ARGS)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# usage: packages.sh COMMAND:PACKAGE...
+# usage: packages.sh COMMAND:PACKAGES...
 # Installs the Debian packages whose commands are missing: by root, else it says which.
 set -euo pipefail
 
 missing=()
 for pair in "$@"; do
-    command -v "${pair%%:*}" > /dev/null || missing+=("${pair#*:}")
+    read -ra packages <<< "${pair#*:}"
+    command -v "${pair%%:*}" > /dev/null || missing+=("${packages[@]}")
 done
 [ ${#missing[@]} = 0 ] && exit
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then

@@ -40,11 +40,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("method", "state"), [("fork", "stuck"), ("forkserver", "idle")])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_ends_as_it_would_without_a_pool(
-    start_script: Callable[..., Script], end: str, method: str, state: str
-) -> None:
+def test_a_program_ends_as_it_would_without_a_pool(start_script: Callable[..., Script], end: str) -> None:
+    method, state = ("fork", "stuck") if list(ENDS).index(end) % 2 else ("forkserver", "idle")
     statement, wanted, last_line = ENDS[end]
     script = start_script(PROGRAM.replace("END", statement), method, state)
     pids = [int(pid) for pid in script.line().split()]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -225,6 +227,46 @@ def test_an_env_that_is_stuck_is_killed_when_the_vector_env_closes(
     with pytest.warns(UserWarning, match="Calling `close`"):
         env.close(**options)
     assert all(map(is_gone, pids))
+
+
+def test_a_call_that_never_ends_is_dropped_when_the_vector_env_closes(make_vector_env: Make) -> None:
+    env = make_vector_env([ScriptedEnv] * 2)
+    env.reset()
+    pids = env.call("pid")
+    env.call_async("fail", "hang")
+    with pytest.warns(UserWarning, match="pending call to `call`"):
+        env.close(timeout=0.05)
+    assert all(map(is_gone, pids))
+
+
+def test_a_vector_env_that_is_dropped_ends_its_workers() -> None:
+    env = ShmVectorEnv([ScriptedEnv] * 2, context="fork")
+    env.reset()
+    pids = env.call("pid")
+    del env
+    gc.collect()
+    assert eventually(lambda: all(map(is_gone, pids)))
+
+
+def test_a_step_that_ctrl_c_interrupts_stays_pending(make_vector_env: Make, gate: Doors) -> None:
+    env = make_vector_env(gated(gate))
+    env.reset()
+    held: list[int] = []
+
+    def interrupt() -> None:
+        held.append(eventually(gate(1).try_hold))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step([0, act("slow")])
+    thread.join()
+    with pytest.raises(AlreadyPendingCallError):
+        env.step([0, 0])
+    os.close(held[0])
+    assert env.step_wait(timeout=30)[1].tolist() == [1, 1]
+    assert env.step([0, 0])[1].tolist() == [2, 2]
 
 
 def test_each_env_is_closed_in_its_worker(make_vector_env: Make, tmp_path: Any) -> None:
@@ -463,6 +505,11 @@ def test_max_concurrency_limits_the_workers(options: dict[str, int], workers: in
     env = ShmVectorEnv([ScriptedEnv] * 4, context="fork", max_concurrency=np.int64(2), **options)  # type: ignore[arg-type]
     assert env.pool.num_workers == workers
     env.close()
+
+
+def test_a_start_method_that_does_not_exist_is_refused_as_by_multiprocessing() -> None:
+    with pytest.raises(ValueError, match="cannot find context for 'illegal'"):
+        ShmVectorEnv([ScriptedEnv], context="illegal")
 
 
 def test_arguments_have_async_vector_envs_order(make_vector_env: Make) -> None:

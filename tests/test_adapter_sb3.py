@@ -330,6 +330,11 @@ def test_what_a_constructor_raises_is_raised_here() -> None:
     assert isinstance(caught.value.__cause__, shmenv.EnvError) and caught.value.__cause__.env_id == 1
 
 
+def test_a_start_method_that_does_not_exist_is_refused_as_by_multiprocessing() -> None:
+    with pytest.raises(ValueError, match="cannot find context for 'illegal'"):
+        ShmVecEnv([ScriptedEnv], start_method="illegal")
+
+
 def test_the_same_env_twice_is_refused() -> None:
     env = ScriptedEnv()
     with pytest.raises(ValueError, match="the same instance"):

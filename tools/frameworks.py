@@ -29,7 +29,9 @@ class Framework:
     examples: list[str]
 
 
-FRAMEWORKS = {"sb3": Framework(["tests/test_adapter_sb3.py"], ["examples/train_sb3.py"])}
+FRAMEWORKS = {
+    "sb3": Framework(["tests/test_adapter_sb3.py"], ["examples/train_ppo.py", "examples/train_sb3.py"]),
+}
 
 
 def run(name: str, what: str, arguments: list[str]) -> int:

@@ -117,7 +117,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             self._pool = shmenv.Pool(
                 env_fns,
-                context=context,
+                context=None if context is None else multiprocessing.get_context(context),
                 autoreset=_MODES[self.autoreset_mode],  # type: ignore[arg-type]
                 shared_memory=shared_memory,
                 reset_first=False,

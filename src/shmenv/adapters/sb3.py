@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
         try:
             self._pool = shmenv.Pool(
                 [partial(serve, env_fn) for env_fn in env_fns],
-                context=start_method,
+                context=None if start_method is None else multiprocessing.get_context(start_method),
                 autoreset="same_step",
                 shared_memory=True,
                 reset_first=False,

@@ -53,6 +53,14 @@ def test_each_example_of_the_parts_is_a_program_that_runs(tmp_path: Path) -> Non
         assert run(program, tmp_path) == ""
 
 
+def test_what_is_said_to_show_a_promise_is_there() -> None:
+    page, makefile = (ROOT / "docs/reliability.md").read_text(), (ROOT / "Makefile").read_text()
+    tests, targets = set(re.findall(r"tests/\w+\.py", page)), set(re.findall(r"`make (\w+)", page))
+    assert len(tests) > 10 and len(targets) > 5
+    assert not [test for test in tests if not (ROOT / test).exists()]
+    assert not [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)]
+
+
 def test_each_defect_of_the_managers_has_its_tests() -> None:
     tests = set(re.findall(r"^def (test_\d\d_\w+)", (ROOT / "tests/test_manager_defects.py").read_text(), re.MULTILINE))
     rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", (ROOT / "docs/defects.md").read_text(), re.MULTILINE)

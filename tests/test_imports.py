@@ -145,3 +145,20 @@ def test_import_shmenv_has_no_side_effect() -> None:
         after = state()
         assert after == before, [name for name in before if after[name] != before[name]]
     """)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [("gymnasium", "gymnasium"), ("sb3", "stable_baselines3"), ("ding", "ding"), ("pettingzoo", "pettingzoo")],
+)
+def test_an_adapter_without_its_framework_says_what_to_install(adapter: str, package: str) -> None:
+    run_python(f"""
+        import sys
+        sys.modules[{package!r}] = None  # not to be imported
+        try:
+            import shmenv.adapters.{adapter}
+        except ImportError as error:
+            assert "pip install 'shmenv[{adapter}]'" in str(error), error
+        else:
+            raise AssertionError("imported")
+    """)

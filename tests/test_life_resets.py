@@ -325,3 +325,14 @@ def test_a_step_is_repeated_only_if_asked_for_and_each_attempt_has_its_own_time(
     with pytest.raises(shmenv.EnvError, match="missing asset"):  # after three waits, longer than a step may take
         pool.step(np.array([act("raise")]))
     assert pool.call("where") == ((0, 4),)
+
+
+def test_a_pools_retries_can_be_changed_while_it_runs(make_pool: MakePool) -> None:
+    pool = make_pool([partial(ScriptedEnv, {(0, 0): "raise", (2, 0): "raise"})], retry_waiting_time=0.0)
+    with pytest.raises(shmenv.EnvError):
+        pool.reset()
+    pool.reset()
+    pool.set_retries(2, retry_waiting_time=0.0)
+    assert pool.reset().obs.tolist() == [[3, 0]]
+    with pytest.raises(shmenv.UsageError, match="retry_type"):
+        pool.set_retries(2, "again")  # type: ignore[arg-type]

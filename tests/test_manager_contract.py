@@ -312,6 +312,57 @@ def test_a_failed_reset_is_tried_again_in_the_same_process_or_in_a_new_one(
 
 
 @BOTH
+def test_how_resets_are_tried_again_can_be_changed_while_it_runs(make_manager: Make, cls: Any, tmp_path: Any) -> None:
+    env_fns = [partial(StatEnv, mark=str(tmp_path / name)) for name in "ab"]
+    manager = make_manager(env_fns, cls, retry_waiting_time=0.0)
+    manager.change(max_retry=2)
+    manager.launch()
+    before = manager.time_id
+    manager.reset({0: {"stat": "error_unmarked"}})
+    assert manager.time_id == before
+    manager.change(retry_type="renew")
+    assert manager.cfg.retry_type == "renew" and manager.cfg.max_retry == 2
+    manager.reset({1: {"stat": "error_unmarked"}})
+    assert manager.time_id[0] == before[0] and manager.time_id[1] != before[1]
+    manager.change(max_retry=1)
+    with pytest.raises(shmenv.EnvError, match="env 0"):
+        manager.reset({0: {"stat": "error_once"}})
+
+
+def test_keys_for_the_workers_count_from_the_next_launch_on(make_manager: Make) -> None:
+    manager = make_manager([StatEnv] * 2)
+    manager.launch()
+    pids = set(manager.pid)
+    manager.change(num_workers=1, step_timeout=0.3)
+    assert set(manager.pid) == pids and len(pids) == 2
+    manager.close()
+    manager.launch()
+    assert len(set(manager.pid)) == 1
+    with pytest.raises(shmenv.WorkerTimeoutError):
+        manager.step({0: "block", 1: 0})
+
+
+def test_keys_for_the_loop_count_at_once(make_manager: Make) -> None:
+    manager = make_manager([partial(StatEnv, length=1)])
+    manager.launch()
+    manager.step({0: 0})
+    manager.change(episode_num=2)
+    manager.step(dict.fromkeys(manager.ready_obs, 0))
+    assert manager.done
+
+
+def test_a_change_that_is_refused_changes_nothing(make_manager: Make) -> None:
+    manager = make_manager([StatEnv], max_retry=3)
+    before = manager.cfg
+    for keys in ({"max_retry": 5, "retry_kind": "renew"}, {"max_retry": 5, "step_timeout": -1}):
+        with pytest.raises(shmenv.UsageError):
+            manager.change(**keys)
+    assert manager.cfg == before
+    manager.cfg["max_retry"] = 7  # a copy
+    assert manager.cfg == before
+
+
+@BOTH
 def test_a_worker_that_keeps_dying_is_given_up_and_leaves_the_others_alone(make_manager: Make, cls: Any) -> None:
     restarted: list[int] = []
 

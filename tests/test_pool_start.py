@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -428,3 +430,27 @@ def test_too_few_descriptors_are_a_resource_error_that_leaves_no_process(start_s
 def test_an_option_that_is_of_no_use_is_refused_before_anything_starts(options: dict[str, Any]) -> None:
     with pytest.raises(shmenv.UsageError, match=next(iter(options))):
         shmenv.Pool([ScriptedEnv], context="fork", **options)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_preloaded_modules_are_imported_once_for_all_workers(tmp_path: Path, method: str) -> None:
+    (tmp_path / "slow_library.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "program.py").write_text(f"""
+import os
+import shmenv
+
+class Env:
+    def reset(self):
+        import slow_library
+        return [slow_library.PID == os.getpid()]
+
+    def step(self, action):
+        return self.reset(), 0.0, False, {{}}
+
+if __name__ == "__main__":
+    shmenv.preload("slow_library", "no_such_library")
+    with shmenv.Pool([Env] * 2, num_workers=2, context={method!r}) as pool:
+        print(pool.reset().obs.tolist())
+""")
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str([[method == "spawn"]] * 2), done.stderr

@@ -9,7 +9,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,14 +23,17 @@ class Framework:
     Attributes:
         tests: files of tests.
         examples: programs that check themselves.
+        packages: what the examples need besides.
     """
 
     tests: list[str]
-    examples: list[str]
+    examples: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
 
 
 FRAMEWORKS = {
     "sb3": Framework(["tests/test_adapter_sb3.py"], ["examples/train_ppo.py", "examples/train_sb3.py"]),
+    "ding": Framework(["tests/test_adapter_ding.py"], ["examples/train_ding.py"], ["yapf==0.29.0"]),
 }
 
 
@@ -38,10 +41,11 @@ def run(name: str, what: str, arguments: list[str]) -> int:
     """Run one framework's tests or examples; the first exit code that is not 0, else 0."""
     python = str(ROOT / ".peers" / name / "bin" / "python")
     framework = FRAMEWORKS[name]
-    commands = [[python, example, *arguments] for example in framework.examples]
+    commands = [[python, "-m", "pip", "install", "--quiet", *TOOLS, *framework.packages]]
     if what == "tests":
-        commands = [[python, "-m", "pip", "install", "--quiet", *TOOLS]]
         commands += [[python, "-m", "pytest", "-q", *framework.tests, *arguments]]
+    else:
+        commands += [[python, example, *arguments] for example in framework.examples]
     for command in commands:
         print(f"{name}: {' '.join(command[1:])}", flush=True)
         code = subprocess.call(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})

@@ -23,6 +23,7 @@ from shmenv.manager_base import EnvState
 from shmenv.pool import Pool
 from shmenv.primitives import Ring, Semaphore
 from shmenv.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
+from shmenv.starting import preload
 from shmenv.timestep import BaseEnvTimestep
 from shmenv.wrappers import CloudPickleWrapper, retry_wrapper, timeout_wrapper
 
@@ -56,6 +57,7 @@ __all__ = [
     "create_env_manager",
     "get_env_manager_cls",
     "make_vec",
+    "preload",
     "retry_wrapper",
     "timeout_wrapper",
 ]

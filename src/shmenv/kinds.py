@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmenv.layout import ArrayNode, DictNode, Node, describe_space, describe_value, leaves
+from shmenv.layout import ArrayNode, DictNode, Node, TupleNode, describe_space, describe_value, leaves
 
 FiveTuple = tuple[Any, Any, Any, Any, Any]
 
@@ -162,8 +162,9 @@ class ParallelEnv(GymEnv):
     """A PettingZoo parallel env: one row holds all its possible agents.
 
     Observations and actions are dicts by agent; absent agents have zeros. Rewards are a vector in the order of
-    `possible_agents`. `info` holds the agents' own infos under "agents", and by agent as bool arrays "alive" (still
-    playing after this step), "terminated" and "truncated". The env has ended when no agent is left.
+    `possible_agents`. `info` holds the agents' own infos under "agents", and by agent as bool arrays "present" (the row
+    has its observation), "alive" (still playing after this step), "terminated" and "truncated". The env has ended when
+    no agent is left.
     """
 
     def __init__(self, env: Any) -> None:
@@ -194,15 +195,18 @@ class ParallelEnv(GymEnv):
 
     def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
         obs, infos = super()._obs_and_info(result)
-        return self._all(obs), self._info(infos, {}, {})
+        return self._all(obs), self._info(obs, infos, {}, {})
 
     def _all(self, obs: dict[Any, Any]) -> dict[Any, Any]:
         return {agent: obs.get(agent, self._absent[agent]) for agent in self._agents}
 
-    def _info(self, infos: dict[Any, Any], terminated: dict[Any, bool], truncated: dict[Any, bool]) -> dict[str, Any]:
+    def _info(
+        self, obs: dict[Any, Any], infos: dict[Any, Any], terminated: dict[Any, bool], truncated: dict[Any, bool]
+    ) -> dict[str, Any]:
         alive = set(self.env.agents)
         return {
             "agents": infos,
+            "present": np.array([agent in obs for agent in self._agents]),
             "alive": np.array([agent in alive for agent in self._agents]),
             "terminated": np.array([bool(terminated.get(agent, False)) for agent in self._agents]),
             "truncated": np.array([bool(truncated.get(agent, False)) for agent in self._agents]),
@@ -213,7 +217,34 @@ class ParallelEnv(GymEnv):
         over = not self.env.agents
         reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
         cut = over and any(truncated.values())
-        return self._all(obs), reward, over and not cut, cut, self._info(infos, terminated, truncated)
+        return self._all(obs), reward, over and not cut, cut, self._info(obs, infos, terminated, truncated)
+
+
+class DmEnv(PlainEnv):
+    """An env in dm_env's manner: specs in place of spaces, time steps.
+
+    The last step of an episode terminates it if its discount is 0, else truncates it. `info` holds each step's
+    "discount". Seeds go to a method `seed`, if there is one.
+    """
+
+    def _spaces(self) -> tuple[Any, Any]:
+        return self.env.observation_spec(), self.env.action_spec()
+
+    def _nodes(self) -> tuple[Node, Node]:
+        return _spec_node(self.obs_space), _spec_node(self.action_space)
+
+    def _reward_shape(self) -> tuple[int, ...]:
+        reward_spec = getattr(self.env, "reward_spec", None)
+        return () if reward_spec is None else tuple(map(int, getattr(reward_spec(), "shape", ())))
+
+    def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
+        return result.observation, {}
+
+    def five_tuple(self, result: Any) -> FiveTuple:
+        """A time step as (obs, reward, terminated, truncated, info)."""
+        over = bool(result.last())
+        ended = over and result.discount == 0
+        return result.observation, result.reward, ended, over and not ended, {"discount": result.discount}
 
 
 def recognise(env: Any) -> GymEnv:
@@ -225,19 +256,37 @@ def recognise(env: Any) -> GymEnv:
             raise TypeError(f"an env factory must return an object with reset and step, not {_shown(env)}")
     if hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)):
         return ParallelEnv(env)
+    if callable(getattr(env, "observation_spec", None)) and callable(getattr(env, "action_spec", None)):
+        return DmEnv(env)
     if any(cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gymnasium" for cls in type(env).__mro__):
         return GymEnv(env)
-    try:
-        parameters = inspect.signature(env.reset).parameters
-    except (TypeError, ValueError):  # a reset written in C
-        parameters = {}  # type: ignore[assignment]
+    # Old Gym's wrappers take any arguments and hand them on; the env inside says which.
+    parameters = _parameters(env.reset) | _parameters(getattr(getattr(env, "unwrapped", None), "reset", None))
+    if "return_info" in parameters:  # Gym 0.22 to 0.25: seeds as arguments, but observations alone unless asked
+        return PlainEnv(env)
     return GymEnv(env) if "seed" in parameters or "options" in parameters else PlainEnv(env)
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # none, or written in C
+        return frozenset()
 
 
 def _element_node(shape: Any, dtype: np.dtype[Any]) -> Node:
     if isinstance(shape, dict):
         return DictNode(tuple((key, _element_node(item, dtype)) for key, item in shape.items()))
     return ArrayNode(dtype, tuple(map(int, shape)) if np.iterable(shape) else (int(shape),))
+
+
+def _spec_node(spec: Any) -> Node:
+    """What dm_env's specs, and what is nested of them, need in memory."""
+    if isinstance(spec, dict):
+        return DictNode(tuple((key, _spec_node(item)) for key, item in spec.items()))
+    if isinstance(spec, list | tuple):
+        return TupleNode(tuple(map(_spec_node, spec)))
+    return describe_value(np.zeros(spec.shape, spec.dtype))
 
 
 def _zeros(node: Node) -> Any:

@@ -73,6 +73,27 @@ class ManagerBase(ABC):
         config.cfg_type = f"{cls.__name__}Dict"
         return config
 
+    @property
+    def cfg(self) -> Config:
+        """A copy of the config, whole."""
+        return Config(self._cfg)
+
+    def change(self, **keys: Any) -> None:
+        """Change the config of a manager that exists.
+
+        What is for the manager itself and how resets are tried again counts at once. What is for the workers (timeouts,
+        context, `num_workers` and the like) counts from the next `launch` on.
+
+        Args:
+            **keys: keys of `default_config()`.
+
+        Raises:
+            UsageError: a key is unknown or a value wrong. Nothing changed.
+        """
+        cfg = self._cfg = manager_config.checked(self.config, {**self._cfg, **keys})
+        if self._pool is not None:
+            self._pool.set_retries(max(1, cfg.max_retry), cfg.retry_type, cfg.retry_waiting_time)
+
     # -- what it is
 
     @property

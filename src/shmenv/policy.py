@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Policy:
-    """What the user wants done.
+    """What the user wants done. `Pool.set_retries` changes it while the pool runs.
 
     Attributes:
         restart: answer a failed step by a loss row and a fresh episode; else by an exception.

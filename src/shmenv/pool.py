@@ -145,8 +145,7 @@ class Pool:
         check_range("batch_size", batch_size, 1, n)
         check_choice("autoreset", autoreset, AUTORESET_MODES)
         check_choice("on_error", on_error, ("raise", "restart"))
-        check_choice("retry_type", retry_type, ("reset", "renew"))
-        check_range("max_retry", max_retry, 1, 2**31)
+        _check_retries(max_retry, retry_type, retry_waiting_time)
         check_range("max_restarts", max_restarts, 0, 2**31)
         if recycle_after is not None:
             check_range("recycle_after", recycle_after, 1, 2**31)
@@ -154,7 +153,6 @@ class Pool:
             check_seconds(name, seconds, optional=True)
             if seconds == 0:
                 raise UsageError(f"{name} must be more than 0 seconds")
-        check_pause("retry_waiting_time", retry_waiting_time)
         check_seconds("restart_period", restart_period)
         if slots not in (2, 4, 8, 16, 32, 64, 128) or not isinstance(slots, int):
             raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
@@ -209,7 +207,7 @@ class Pool:
             limits = Limits(start_timeout, reset_timeout, step_timeout, close_timeout, max_restarts, restart_period)
             workers = self._workers = Supervisor(start_context, ranges, setup, stacks, limits)
             with_cleanup.insert(0, workers)
-            policy = Policy(
+            policy = self._policy = Policy(
                 on_error == "restart", max_retry, retry_type == "renew", retry_waiting_time, on_restart, recycle_after
             )
 
@@ -375,6 +373,17 @@ class Pool:
             exchange.check_resettable(ids)
             exchange.seeds.give(ids, seeds)
             exchange.command(ids, _port.RESET, payloads)
+
+    def set_retries(
+        self, max_retry: int, retry_type: Literal["reset", "renew"] = "reset", retry_waiting_time: float = 0.1
+    ) -> None:
+        """Change how a reset that failed is tried again, from the next failure on.
+
+        Arguments and errors are those of the constructor. What `retry_step` does stays as it was.
+        """
+        _check_retries(max_retry, retry_type, retry_waiting_time)
+        policy = self._policy
+        policy.max_retry, policy.renew, policy.retry_waiting_time = max_retry, retry_type == "renew", retry_waiting_time
 
     # -- lock-step
 
@@ -650,6 +659,12 @@ class Pool:
             exchange.mend()
             turn.interrupted = 0
         return exchange
+
+
+def _check_retries(max_retry: Any, retry_type: Any, retry_waiting_time: Any) -> None:
+    check_range("max_retry", max_retry, 1, 2**31)
+    check_choice("retry_type", retry_type, ("reset", "renew"))
+    check_pause("retry_waiting_time", retry_waiting_time)
 
 
 def _begin_reset(

@@ -27,6 +27,22 @@ GUARD_HINT = (
 )
 
 
+_preloads: list[str] = []  # what preload() was told
+
+
+def preload(*modules: str) -> None:
+    """Have the process from which workers are forked import modules, once, so that each worker has them already.
+
+    For envs whose libraries take seconds to import. Call it before the first pool or manager is made. It counts for
+    start method "forkserver", unless the program has set up multiprocessing's fork server itself. A module that cannot
+    be imported is left to the workers. One that starts threads, or opens a GPU, on import does not survive the fork.
+
+    Args:
+        *modules: their names.
+    """
+    _preloads.extend(name for name in modules if name not in _preloads)
+
+
 def refuse_in_starting_process() -> None:
     """End a process that makes a pool while multiprocessing is still starting it; its parent explains."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -45,7 +61,8 @@ def warn_of_threads(method: str) -> None:
 def prepare(context: multiprocessing.context.BaseContext) -> None:
     """Start the processes that multiprocessing needs beside the workers, if they do not run yet.
 
-    A fork server of ours imports the worker once, instead of every worker anew, and is not disturbed in that by Ctrl-C.
+    A fork server of ours imports the worker once, instead of every worker anew, and what `preload` has named. It is not
+    disturbed in that by Ctrl-C.
 
     Raises:
         OSError: they cannot be started.
@@ -57,7 +74,7 @@ def prepare(context: multiprocessing.context.BaseContext) -> None:
         return
     server: Any = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"] and server._forkserver_pid is None:
-        context.set_forkserver_preload(["shmenv.preloaded"])
+        context.set_forkserver_preload([*_preloads, "shmenv.preloaded"])  # last: it lets Ctrl-C in again
         with interrupts_held():
             forkserver.ensure_running()
     else:  # the user's: held interrupts would be handed down to all its processes

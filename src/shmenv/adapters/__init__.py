@@ -30,6 +30,6 @@ def require(package: str, at_least: str, extra: str) -> ModuleType:
 
 
 def _numbers(version: str) -> list[int]:
-    """What a version starts with, to compare: "1.4.0a1" is [1, 4, 0]."""
-    leading = re.match(r"\d+(\.\d+)*", version)
-    return [int(number) for number in leading[0].split(".")] if leading else []
+    """What a version starts with, to compare: "1.4.0a1" and "v1.4.0" are [1, 4, 0]."""
+    leading = re.match(r"v?(\d+(\.\d+)*)", version)
+    return [int(number) for number in leading[1].split(".")] if leading else []

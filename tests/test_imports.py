@@ -47,6 +47,7 @@ ORDER = [
         "preloaded",
         "pool",
         "wrappers",
+        "unbroken",
         "timestep",
         "managed",
         "manager_config",

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 from spaces import assert_same
 
 from shmenv import codec
-from shmenv._info import find_value, pack_info, unpack_info
+from shmenv._info import find_value, pack_info, pack_object, unpack_info
 from shmenv.info import Infos
 
 NUMBER_DTYPES = ["?", *"bBhHiIlLqQefdgFDG"]
@@ -329,3 +329,31 @@ def test_a_column_loses_no_value(values: list[Any]) -> None:
     assert mask.all()
     for got, value in zip(column, values, strict=True):
         assert got == value or got != got or abs(got - value) <= abs(value) * 1e-15
+
+
+def test_a_dict_that_holds_an_object_twice_still_does_so_when_unpacked() -> None:
+    shared, nested = [1, 2], {"a": 1}
+    loop: dict[str, Any] = {"x": 0.5}
+    loop["self"] = loop
+    for value in ({"p": shared, "q": shared}, {"p": nested, "q": nested}, {"p": {"r": nested}, "q": nested}):
+        for pack in (pack_info, pack_object):
+            back = unpack_info(pack(value))
+            assert back == value and back["q"] is back["p"].get("r") if "r" in value["p"] else back["p"] is back["q"]
+    for pack in (pack_info, pack_object):
+        back = unpack_info(pack(loop))
+        assert back["self"] is back and back["x"] == 0.5
+
+
+def test_a_dict_of_dicts_that_all_share_is_not_packed_once_a_path() -> None:
+    value: dict[str, Any] = {}
+    for _ in range(20):
+        value = {"a": value, "b": value}
+    assert len(pack_info(value)) < 1000 and len(pack_object(value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 7, 2**70, 0.5, "text", b"bytes", np.int8(3), np.float32(0.1), {}, {"a": 1}]
+)
+def test_an_object_of_any_kind_comes_back_as_it_was(value: Any) -> None:
+    back = unpack_info(pack_object(value))
+    assert type(back) is type(value) and back == value

@@ -18,7 +18,7 @@ def pack_info(info: Any) -> bytes:
     """
 
 def pack_object(value: Any) -> bytes:
-    """Pack an object of any kind: numbers, texts and arrays typed, anything else a pickle. Begins with b"V".
+    """Pack an object of any kind: numbers, texts and arrays typed, anything else a pickle. Begins with b"V" or b"P".
 
     Raises:
         TypeError: it cannot be pickled.

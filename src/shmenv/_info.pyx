@@ -62,6 +62,7 @@ cdef struct Record:
     char *data
     size_t size
     size_t capacity
+    uint32_t pickles  # values that were pickled
     char inline_data[INLINE]
 
 
@@ -136,14 +137,21 @@ cdef bint put_array(Record *record, object value, const char *key, uint32_t key_
     return True
 
 
-cdef bint put_nested(Record *record, dict value, const char *key, uint32_t key_size, int depth) except -1:
+class _SharedError(Exception):
+    """A record would hold an object twice, or cannot tell whether it does: only one pickle of all keeps it one."""
+
+
+cdef bint put_nested(Record *record, dict value, const char *key, uint32_t key_size, int depth, set seen) except -1:
     """Puts a dict as a record of its own. False: it has to be pickled, nothing was put."""
     cdef size_t before = record.size, start
     cdef uint64_t size
+    if id(value) in seen:
+        raise _SharedError
+    seen.add(id(value))
     put_entry(record, DICT, key, key_size)
     grow(record, 8)
     start = record.size
-    if not put_dict(record, value, depth + 1):
+    if not put_dict(record, value, depth + 1, seen):
         record.size = before
         return False
     size = record.size - start
@@ -151,7 +159,7 @@ cdef bint put_nested(Record *record, dict value, const char *key, uint32_t key_s
     return True
 
 
-cdef bint put_dict(Record *record, dict info, int depth) except -1:
+cdef bint put_dict(Record *record, dict info, int depth, set seen) except -1:
     """Puts a record. False: keys or depth call for a pickle, and what was put has to be taken back."""
     cdef Py_ssize_t key_size
     cdef const char *key
@@ -169,15 +177,15 @@ cdef bint put_dict(Record *record, dict info, int depth) except -1:
             return False
         if key_size > 0xFFFFFFFF:
             return False
-        if not put_value(record, value, key, key_size, depth):
+        if not put_value(record, value, key, key_size, depth, seen):
             try:
                 put_pickle(record, value, key, key_size)
             except TypeError as error:
-                raise TypeError(f"info[{name!r}]: {error}") from error
+                raise TypeError(f"[{name!r}]: {error}") from error
     return True
 
 
-cdef bint put_value(Record *record, object value, const char *key, uint32_t key_size, int depth) except -1:
+cdef bint put_value(Record *record, object value, const char *key, uint32_t key_size, int depth, set seen) except -1:
     """Puts a value of one of the kinds but pickles. False: it is of none, nothing was put."""
     cdef Py_ssize_t size
     cdef const char *text
@@ -214,7 +222,7 @@ cdef bint put_value(Record *record, object value, const char *key, uint32_t key_
     elif kind is ARRAY_TYPE:
         return put_array(record, value, key, key_size)
     elif kind is dict:
-        return put_nested(record, value, key, key_size, depth)
+        return put_nested(record, value, key, key_size, depth, seen)
     else:
         found = NUMBER_OF_TYPE.get(kind)
         if found is None:
@@ -232,43 +240,50 @@ cdef bint put_value(Record *record, object value, const char *key, uint32_t key_
 
 cdef int put_pickle(Record *record, object value, const char *key, uint32_t key_size) except -1:
     cdef bytes pickled = codec.dump(value)
+    record.pickles += 1
+    if record.pickles > 1:  # two of them may refer to the same object
+        raise _SharedError
     put_entry(record, PICKLE, key, key_size)
     return put_sized(record, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
 
 
-def pack_object(value):
-    """Pack an object of any kind into a record that is never empty and begins with b"V"."""
+cdef bytes pack(object value, bint is_info):
     cdef Record record
     record.data = record.inline_data
-    record.size = 0
+    record.size = record.pickles = 0
     record.capacity = INLINE
     try:
-        put(&record, b"V", 1)
-        if not put_value(&record, value, NULL, 0, 0):
-            put_pickle(&record, value, NULL, 0)
-        return PyBytes_FromStringAndSize(record.data, record.size)
+        if is_info:
+            if put_dict(&record, <dict>value, 0, {id(value)}):
+                return PyBytes_FromStringAndSize(record.data, record.size)
+        else:
+            put(&record, b"V", 1)
+            if not put_value(&record, value, NULL, 0, 0, set()):
+                put_pickle(&record, value, NULL, 0)
+            return PyBytes_FromStringAndSize(record.data, record.size)
+    except _SharedError:
+        pass
+    except TypeError as error:
+        text = str(error)
+        if not text.startswith("["):
+            raise
+        raise TypeError(("info" if is_info else "value") + text) from error
     finally:
         if record.data != record.inline_data:
             PyMem_Free(record.data)
+    return b"P" + codec.dump(value)
+
+
+def pack_object(value):
+    """Pack an object of any kind into a record that is never empty."""
+    return pack(value, False)
 
 
 def pack_info(info):
     """Pack an info into a record."""
-    cdef Record record
     if type(info) is not dict:
-        return pack_object(info)
-    if not <dict>info:
-        return b""
-    record.data = record.inline_data
-    record.size = 0
-    record.capacity = INLINE
-    try:
-        if put_dict(&record, <dict>info, 0):
-            return PyBytes_FromStringAndSize(record.data, record.size)
-    finally:
-        if record.data != record.inline_data:
-            PyMem_Free(record.data)
-    return b"P" + codec.dump(info)
+        return pack(info, False)
+    return pack(info, True) if <dict>info else b""
 
 
 cdef struct Cursor:
@@ -349,7 +364,7 @@ cdef object take_pickle(Cursor *cursor, uint64_t size):
     try:
         return codec.load(PyBytes_FromStringAndSize(data, size))
     except Exception as error:
-        raise ValueError(f"an info value cannot be unpickled: {type(error).__name__}: {error}") from error
+        raise ValueError(f"a value cannot be unpickled: {type(error).__name__}: {error}") from error
 
 
 cdef object take_value(Cursor *cursor, uint8_t kind, int depth):

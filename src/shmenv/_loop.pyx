@@ -226,7 +226,7 @@ cdef class Loop:
         try:
             if word & SHM_HAS_PAYLOAD:
                 payload = self.payload(env_id)
-                if PyBytes_AS_STRING(payload)[0] == b"V":  # as pack_object begins
+                if PyBytes_AS_STRING(payload)[0] != b"L":  # an object, see action.py
                     action = unpack_info(payload)
                 else:
                     action = self.actions(env_id, payload)

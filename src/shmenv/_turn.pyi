@@ -1,8 +1,11 @@
+from collections.abc import Callable
 from typing import Self, final
 
 @final
 class Turn:
     closed: bool
+    waits: bool
+    held_back: Callable[[], object] | None
     interrupted: int
     @property
     def uses(self) -> int: ...

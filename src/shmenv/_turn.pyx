@@ -19,6 +19,9 @@ cdef class Turn:
         self.lock, self.closed = threading.Lock(), True
 
     def __enter__(self):
+        if self.waits and self.held_back is not None:
+            call, self.held_back = self.held_back, None
+            call()
         if not self.lock.acquire(False):
             if self.closed:
                 raise ClosedError("the pool is closed")

@@ -220,9 +220,11 @@ class Exchange:
         return int(self._state[env_id])
 
     def needs_reset_ids(self) -> list[int]:
-        """The envs in NEEDS_RESET, ascending."""
-        ids: list[int] = np.flatnonzero(self._state == NEEDS_RESET).tolist()
-        return ids
+        """The envs in NEEDS_RESET or LOST, and those that will be once the caller has the last rows, ascending."""
+        ids = set(np.flatnonzero((self._state == NEEDS_RESET) | (self._state == LOST)).tolist())
+        if self.unconfirmed is not None:
+            ids.update(i for i in self.unconfirmed[1].tolist() if self.recovery.is_stale(i))
+        return sorted(ids)
 
     def set_state(self, env_id: int, state: int) -> None:
         """Change an env's state."""

@@ -11,6 +11,7 @@ from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, W
 from shmenv.managed import orders
 from shmenv.manager_base import EnvState, ManagerBase
 from shmenv.pool import Pool
+from shmenv.timestep import with_obs
 
 
 class AsyncSubprocessEnvManager(ManagerBase):
@@ -52,8 +53,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
             ClosedError: it is closed. UsageError: an id is unknown, or a value no dict. Nothing changed.
             EnvError, WorkerDiedError, WorkerTimeoutError: an env cannot be reset, and is in ERROR; the others are.
         """
-        pool = self._open()
-        params = self._checked_params(reset_param)
+        with self._unbroken:
+            self._reset(self._open(), self._checked_params(reset_param))
+
+    def _reset(self, pool: Pool, params: dict[int, dict[str, Any]]) -> None:
         ids = sorted(params)
         while asked := self._owed.intersection(ids):
             self._receive(len(asked))
@@ -125,7 +128,11 @@ class AsyncSubprocessEnvManager(ManagerBase):
             RecvTimeoutError: `ready_timeout` is over. Nothing is lost; ask again.
             EnvError, WorkerDiedError, WorkerTimeoutError: an env failed, and is in ERROR. Ask again for the others.
         """
-        self._open()
+        with self._unbroken:
+            self._open()
+            return self._await_ready()
+
+    def _await_ready(self) -> dict[int, Any]:
         limit = self._cfg.ready_timeout
         deadline = None if limit is None else time.monotonic() + limit
         polled = False
@@ -166,14 +173,18 @@ class AsyncSubprocessEnvManager(ManagerBase):
                 envs that are still in RUN did not get their actions, since the failure was known before.
         """
         start = time.monotonic()
-        pool = self._open()
-        self._check_ready(actions)
-        self._raise_failure()
-        ids = sorted(actions)
-        if ids:
-            self._send(pool, ids, [actions[i] for i in ids])
-        self._collect(ids, start)
-        return self._deliver(pool, self._order(actions))
+        with self._unbroken:
+            pool = self._open()
+            self._check_ready(actions)
+            self._raise_failure()
+            ids = sorted(actions)
+            if ids:
+                self._send(pool, ids, [actions[i] for i in ids])
+            self._collect(ids, start)
+            self._take_over(pool, self._order(actions))
+            self._await_in_place()
+        timesteps, self._undelivered = self._undelivered, {}
+        return timesteps
 
     def _order(self, actions: Mapping[int, Any]) -> list[int]:
         return sorted(self._held)
@@ -183,9 +194,9 @@ class AsyncSubprocessEnvManager(ManagerBase):
             raise UsageError(f"actions must be a dict by env id, not a {type(actions).__name__}")
         states, run = self._env_states, EnvState.RUN
         for i in actions:
-            if type(i) is int and states.get(i) is run:
+            if type(i) is int and states.get(i) is run and i not in self._undelivered:
                 continue
-            state = states[self._known(i)]
+            state = EnvState.STEPPING if self._known(i) in self._undelivered else states[i]
             if state is not run:
                 hint = {
                     EnvState.STEPPING: "its last timestep is still owed",
@@ -200,7 +211,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
                 pool.send(actions, env_id=None if len(ids) == self._env_num else ids)
                 break
             except WorkerError as error:  # nothing was sent
-                self._fail(error, unsent=True)
+                self._fail(error)
                 self._raise_failure()
         self._env_states.update(dict.fromkeys(ids, EnvState.STEPPING))
         self._owed.update(ids)
@@ -233,10 +244,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
         over = self._odd.keys() if self._cfg.reset_inplace else self._odd.keys() | self._ended
         return len(over) == len(self._held)
 
-    def _deliver(self, pool: Pool, ids: list[int]) -> dict[int, Any]:
-        """Take over what the held timesteps say of their envs, start the resets that follow, and return them."""
+    def _take_over(self, pool: Pool, ids: list[int]) -> None:
+        """Deliver the held timesteps: what they say of their envs is so from here, and resets that follow start."""
         cfg, held, over = self._cfg, self._held, list[int]()
-        timesteps = {i: held.pop(i) for i in ids}
+        self._undelivered = {**{i: held.pop(i) for i in ids}, **self._undelivered}
         self._env_states.update(dict.fromkeys(ids, EnvState.RUN))
         for i in self._odd.keys() & ids:
             if self._odd.pop(i).lost:
@@ -253,24 +264,27 @@ class AsyncSubprocessEnvManager(ManagerBase):
             else:
                 over.append(i)
         self._ended.difference_update(ids)
-        if not over:
-            return timesteps
-        if not cfg.auto_reset:
+        if over and cfg.auto_reset:
+            self._send_resets(pool, over)
+            self._in_place.update(over if cfg.reset_inplace else ())
+        else:
             self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
-            return timesteps
-        self._send_resets(pool, over)
-        if cfg.reset_inplace:
-            while asked := self._owed.intersection(over):
-                self._receive(len(asked))
-            for i in (i for i in over if self._env_states[i] is EnvState.RUN):
-                timesteps[i] = _in_place(timesteps[i], self._ready_obs[i])
-        return timesteps
+
+    def _await_in_place(self) -> None:
+        """Wait for the resets whose observations take the places of the last ones in what is delivered."""
+        while asked := self._owed.intersection(self._in_place):
+            self._receive(len(asked))
+        for i in self._in_place:
+            if self._env_states[i] is EnvState.RUN and i in self._undelivered:
+                self._undelivered[i] = with_obs(self._undelivered[i], self._ready_obs[i])
+        self._in_place.clear()
 
     # -- what arrives
 
     def _receive(self, need: int, timeout: float | None = None) -> bool:
         """Take at least `need` answers, whatever to, or one error. False: time ran out first."""
         pool = self._open()
+        pool._turn.waits = True  # Ctrl-C may end this
         try:
             batch = pool.recv(min_envs=need, timeout=timeout)
         except RecvTimeoutError:
@@ -278,6 +292,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
         except (EnvError, WorkerError) as error:
             self._fail(error)
             return True
+        finally:
+            pool._turn.waits = False
         ids, states = batch.env_id.tolist(), self._env_states
         observations = self._reader.observations(batch)
         timesteps, odd = self._reader.timesteps(batch, observations)
@@ -310,21 +326,23 @@ class AsyncSubprocessEnvManager(ManagerBase):
         failure.__cause__ = error
         return failure
 
-    def _fail(self, error: ShmenvError, unsent: bool = False) -> None:
-        """Keep an error for the next call to raise, unless it was told before. unsent: it kept a command back."""
-        if self._note(error, unsent):
+    def _fail(self, error: ShmenvError) -> None:
+        """Keep an error for the next call to raise, unless it was told before."""
+        if self._note(error):
             self._failures.append(error)
 
-    def _note(self, error: ShmenvError, unsent: bool = False, spared: Collection[int] = ()) -> bool:
+    def _note(self, error: ShmenvError, spared: Collection[int] = ()) -> bool:
         """Take over what an error says of envs, but for those spared. Returns whether there was anything new."""
-        coming, restarts, new = self._open().pending_ids, self._cfg.on_error == "restart", False
+        pool, new = self._open(), False
+        coming, unable = pool.pending_ids, pool.needs_reset_ids
         for i in set(_ids_of(error)).difference(spared):
             state = self._env_states[i]
             if i in coming or i in self._held:  # its answer was published, or its reset is tried again
+                restarts = self._cfg.on_error == "restart"
                 if state in (EnvState.STEPPING, EnvState.RESET) and not restarts and i not in self._doomed:
                     self._doomed.add(i)
                     new = True
-            elif i in self._owed or (state == EnvState.RUN and (unsent or not restarts)):
+            elif i in self._owed or (state == EnvState.RUN and i in unable):
                 self._owed.discard(i)
                 self._ready_obs.pop(i, None)
                 self._env_states[i] = EnvState.ERROR
@@ -363,14 +381,3 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 def _ids_of(error: ShmenvError) -> tuple[int, ...]:
     return error.env_ids if isinstance(error, WorkerError) else (error.env_id,) if isinstance(error, EnvError) else ()
-
-
-def _in_place(timestep: Any, obs: Any) -> Any:
-    """The timestep with the next episode's first observation; its own goes into the info."""
-    info = timestep.info
-    if isinstance(info, Mapping):
-        info = {**info, "final_observation": timestep.obs}
-    if hasattr(timestep, "_replace"):
-        return timestep._replace(obs=obs, info=info)
-    timestep.obs, timestep.info = obs, info
-    return timestep

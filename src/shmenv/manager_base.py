@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import numpy as np
 
 from shmenv import manager_config
+from shmenv._turn import Turn
 from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
@@ -19,6 +21,7 @@ from shmenv.manager_config import Config
 from shmenv.manager_env import EnvProxy, ForwardingError, is_int, wait
 from shmenv.pool import Pool
 from shmenv.timestep import Odd, TimestepReader
+from shmenv.unbroken import Unbroken
 
 
 class EnvState(IntEnum):
@@ -54,6 +57,11 @@ class ManagerBase(ABC):
         self._held: dict[int, Any] = {}  # timesteps that have come for step() to return
         self._odd: dict[int, Odd] = {}  # those of them that are
         self._ended: set[int] = set()  # those of them that end an episode
+        self._undelivered: dict[
+            int, Any
+        ] = {}  # taken over from there, but for a Ctrl-C step() would have returned them
+        self._in_place: set[int] = set()  # those of them that get the observation of the reset under way
+        self._unbroken = Unbroken(partial(_turn_of, weakref.ref(self)))
         self._failures: list[ShmenvError] = []  # errors that have come for the next call to raise
         self._doomed: set[int] = set()  # envs whose worker has ended since it gave the answer that they still owe
         self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
@@ -118,7 +126,8 @@ class ManagerBase(ABC):
     @property
     def ready_env(self) -> list[int]:
         """The envs that take an action now, ascending. Does not wait."""
-        return [i for i, state in self._env_states.items() if state == EnvState.RUN]
+        ids = [i for i, state in self._env_states.items() if state is EnvState.RUN]
+        return [i for i in ids if i not in self._undelivered] if self._undelivered else ids
 
     ready_obs_id = ready_env
 
@@ -203,7 +212,17 @@ class ManagerBase(ABC):
         if pool is not None:
             pool.close()
         self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
-        for kept in (self._owed, self._held, self._odd, self._ended, self._failures, self._doomed, self._ready_obs):
+        for kept in (
+            self._owed,
+            self._held,
+            self._odd,
+            self._ended,
+            self._undelivered,
+            self._in_place,
+            self._failures,
+            self._doomed,
+            self._ready_obs,
+        ):
             kept.clear()
 
     def _started(self) -> Pool:
@@ -374,9 +393,15 @@ class ManagerBase(ABC):
 
     def _ask(self, name: str, *args: Any, env_id: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         try:
-            return self._open().call(name, *args, env_id=env_id, **kwargs)
+            with self._unbroken:
+                pool = self._open()
+                pool._turn.waits = True
+                try:
+                    return pool.call(name, *args, env_id=env_id, **kwargs)
+                finally:
+                    pool._turn.waits = False
         except WorkerError as error:
-            self._fail(error, unsent=True)
+            self._fail(error)
             self._raise_failure()
             raise
 
@@ -389,7 +414,7 @@ class ManagerBase(ABC):
         """Reset envs and wait for them."""
 
     @abstractmethod
-    def _fail(self, error: ShmenvError, unsent: bool = False) -> None: ...
+    def _fail(self, error: ShmenvError) -> None: ...
 
     @abstractmethod
     def _raise_failure(self, ids: Sequence[int] | None = None) -> None: ...
@@ -404,6 +429,12 @@ class ManagerBase(ABC):
         if not is_int(env_id) or not 0 <= env_id < self._env_num:
             raise UsageError(f"env_id {env_id!r}: this manager has envs 0 to {self._env_num - 1}")
         return int(env_id)
+
+
+def _turn_of(find: Callable[[], ManagerBase | None]) -> Turn | None:
+    """A manager's turn at its pool. Found by a weak reference: a forgotten manager shall be freed at once."""
+    manager = find()
+    return None if manager is None or manager._pool is None else manager._pool._turn
 
 
 def _counting(

@@ -290,8 +290,11 @@ class Pool:
 
     @property
     def needs_reset_ids(self) -> list[int]:
-        """The envs that take no step until they are reset, as far as is known. What they still owe comes by `recv`."""
-        return [] if self._turn.closed else self._exchange.needs_reset_ids()
+        """The envs that take no step until they are reset, as far as is known; or never again, if they are lost.
+
+        What they still owe comes by `recv`.
+        """
+        return [] if self._turn.closed else self._whole_exchange().needs_reset_ids()
 
     @property
     def closed(self) -> bool:

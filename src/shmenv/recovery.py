@@ -378,6 +378,10 @@ class Recovery:
 
     # -- delivery
 
+    def is_stale(self, env_id: int) -> bool:
+        """Whether an env whose row is handed out now needs a reset after it, its worker having ended since."""
+        return env_id in self._stale and not self._stale[env_id][1]
+
     def after_delivery(self, ids: Array) -> None:
         """What concerned these rows is over; envs whose worker had ended after it answered are found lost now.
 

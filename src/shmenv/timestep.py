@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -126,3 +128,20 @@ def is_abnormal(info: Any) -> bool:
     if isinstance(info, Mapping):
         return bool(info.get("abnormal", False))
     return isinstance(info, list | tuple) and any(map(is_abnormal, info))
+
+
+def with_obs(timestep: Any, obs: Any) -> Any:
+    """The timestep with the next episode's first observation; its own goes into the info."""
+    info = timestep.info
+    if isinstance(info, Mapping):
+        info = {**info, "final_observation": timestep.obs}
+    if hasattr(timestep, "_replace"):
+        return timestep._replace(obs=obs, info=info)
+    changed = copy.copy(timestep)
+    try:
+        changed.obs, changed.info = obs, info
+    except AttributeError:  # it cannot be changed
+        if dataclasses.is_dataclass(changed):
+            return dataclasses.replace(changed, obs=obs, info=info)  # type: ignore[type-var]
+        return BaseEnvTimestep(obs, timestep.reward, timestep.done, info)
+    return changed

@@ -335,10 +335,12 @@ def test_a_dict_that_holds_an_object_twice_still_does_so_when_unpacked() -> None
     shared, nested = [1, 2], {"a": 1}
     loop: dict[str, Any] = {"x": 0.5}
     loop["self"] = loop
-    for value in ({"p": shared, "q": shared}, {"p": nested, "q": nested}, {"p": {"r": nested}, "q": nested}):
-        for pack in (pack_info, pack_object):
-            back = unpack_info(pack(value))
-            assert back == value and back["q"] is back["p"].get("r") if "r" in value["p"] else back["p"] is back["q"]
+    for pack in (pack_info, pack_object):
+        for each in (shared, nested):
+            back = unpack_info(pack({"p": each, "q": each}))
+            assert back == {"p": each, "q": each} and back["p"] is back["q"]
+        back = unpack_info(pack({"p": {"r": nested}, "q": nested}))
+        assert back == {"p": {"r": nested}, "q": nested} and back["p"]["r"] is back["q"]
     for pack in (pack_info, pack_object):
         back = unpack_info(pack(loop))
         assert back["self"] is back and back["x"] == 0.5

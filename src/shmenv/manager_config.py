@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import get_all_start_methods
 from multiprocessing.context import BaseContext
 from numbers import Integral, Real
 from typing import Any
 
+from shmenv.cpu import pin_plan
 from shmenv.errors import UsageError
 
 IGNORED = ("cfg_type", "type", "import_names")  # DI-engine's own: of the registry, not of the manager
@@ -107,7 +108,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any, low: int = 0) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
+    return isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= 2**31
 
 
 def _is_context(value: Any) -> bool:
@@ -115,7 +116,11 @@ def _is_context(value: Any) -> bool:
 
 
 def _is_affinity(value: Any) -> bool:
-    return value == "spread" if isinstance(value, str) else isinstance(value, Sequence) and all(map(_is_count, value))
+    try:
+        pin_plan(value, 1)
+    except UsageError:
+        return False
+    return True
 
 
 def _count_from(low: int) -> Callable[[Any], bool]:
@@ -134,6 +139,7 @@ def _one_of(*names: str) -> _Check:
 
 
 _SECONDS: _Check = (lambda value: _is_number(value) and value >= 0, "seconds, 0 or more")
+_PAUSE: _Check = (lambda value: _is_number(value) and 0 <= value <= 1e6, "seconds, at most 1e6 (twelve days)")
 _LIMIT: _Check = (lambda value: _is_number(value) and value > 0, "seconds, more than 0")
 _FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
 _COUNT: _Check = (_count_from(1), "a whole number from 1 on, or inf")
@@ -143,7 +149,7 @@ _CHECKS: dict[str, _Check] = {
     "episode_num": _COUNT,
     "max_retry": (_is_count, "an int, 0 or more"),
     "retry_type": _one_of("reset", "renew"),
-    "retry_waiting_time": _SECONDS,
+    "retry_waiting_time": _PAUSE,
     "step_timeout": _optional(_LIMIT),
     "reset_timeout": _optional(_LIMIT),
     "connect_timeout": _optional(_LIMIT),
@@ -162,9 +168,9 @@ _CHECKS: dict[str, _Check] = {
     "max_restarts": (_is_count, "an int, 0 or more"),
     "restart_period": _SECONDS,
     "recycle_after": _optional((lambda value: _is_count(value, 1), "an int, 1 or more")),
-    "start_timeout": _optional(_SECONDS),
-    "close_timeout": _SECONDS,
-    "affinity": _optional((_is_affinity, "'spread' or a list of cores")),
+    "start_timeout": _optional(_PAUSE),
+    "close_timeout": _PAUSE,
+    "affinity": _optional((_is_affinity, "'spread' or a list of cores that this process may use")),
     "on_restart": _optional(_FUNCTION),
     "worker_init": _optional(_FUNCTION),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -359,3 +360,15 @@ def test_a_dict_of_dicts_that_all_share_is_not_packed_once_a_path() -> None:
 def test_an_object_of_any_kind_comes_back_as_it_was(value: Any) -> None:
     back = unpack_info(pack_object(value))
     assert type(back) is type(value) and back == value
+
+
+class Exits:
+    """Ends the process that unpickles it, if that lets it."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+def test_a_value_that_exits_while_it_is_unpickled_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="SystemExit"):
+        unpack_info(pack_info({"x": Exits()}))

@@ -10,12 +10,14 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from envs import Gate, ScriptedEnv
+from gymnasium.spaces import Box
 from managed_envs import GivesEnv, NestedEnv, OldEnv, StatEnv, Timestep, WideEnv, WideTimestep
 from seeded import BareEnv, ParallelEnv
 from support import eventually
@@ -771,3 +773,46 @@ def ready_or_none(manager: Any) -> Any:
         return manager.ready_obs
     except shmenv.RecvTimeoutError:
         return None
+
+
+@dataclass(frozen=True)
+class FrozenTimestep:
+    """What an env may return, and nobody can change."""
+
+    obs: Any
+    reward: Any
+    done: Any
+    info: Any
+
+
+class FrozenEnv:
+    """Its timesteps are of a class that refuses every change; an episode lasts one step."""
+
+    observation_space = Box(-9, 9, (1,), np.float32)
+
+    def reset(self) -> Any:
+        return np.zeros(1, np.float32)
+
+    def step(self, action: Any) -> FrozenTimestep:
+        return FrozenTimestep(np.full(1, 5, np.float32), 2.5, True, {"given": action})
+
+
+def test_timesteps_that_cannot_be_changed_get_the_next_observation_in_a_copy(make_manager: Callable[..., Any]) -> None:
+    manager = make_manager([FrozenEnv] * 2, SyncSubprocessEnvManager, reset_inplace=True)
+    manager.launch()
+    for timestep in manager.step({0: "a", 1: "b"}).values():
+        assert type(timestep) is FrozenTimestep and timestep.obs.tolist() == [0] and timestep.reward == 2.5
+        assert timestep.info["final_observation"].tolist() == [5]
+
+
+def test_a_death_that_is_told_late_costs_no_env_that_was_reset_since(make_manager: Callable[..., Any]) -> None:
+    manager = make_manager([FrozenEnv] * 4, SyncSubprocessEnvManager, num_workers=2)
+    manager.launch()
+    os.kill(manager._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    eventually(lambda: not manager._pool.stats()["workers"][0]["alive"])
+    manager.reset({1: None})
+    with pytest.raises(shmenv.WorkerDiedError) as caught:
+        manager.step(dict.fromkeys(range(4), "a"))
+    assert caught.value.env_ids == (0, 1)
+    assert manager._env_states[0] == EnvState.ERROR and manager._env_states[1] == EnvState.RUN
+    assert manager.step({1: "b"})[1].info == {"given": "b"}

@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("state", ["idle", "stepping", "hang", "hang_native", "leak"])
+@pytest.mark.parametrize("state", ["idle", "stepping", "hang", "hang_native", "stop", "leak"])
 def test_workers_end_with_their_manager(start_script: Callable[..., Script], method: str, state: str) -> None:
     """Covers workers that go on stepping, spinning or hanging when the driver is killed, and their own children."""
     script = start_script(PROGRAM, method, state)

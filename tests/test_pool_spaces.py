@@ -238,3 +238,28 @@ def test_spaces_that_differ_in_shape_or_dtype_are_a_usage_error(part: str) -> No
             shmenv.Pool([partial(SpaceEnv, *pair) for pair in pairs], context="fork", num_workers=2)
         assert "env 0" in str(caught.value) and "env 2" in str(caught.value)
         assert isinstance(caught.value, shmenv.UsageError) and caught.value.what == f"{part}s"
+
+
+class PlainPairEnv:
+    """In DI-engine's style, and its observation is a pair that looks like (observation, info)."""
+
+    observation_space = Tuple((Box(-9, 9, (1,), np.float32), Dict(a=Box(-9, 9, (1,), np.float32))))
+    action_space = Discrete(2)
+
+    def __init__(self, with_info: bool) -> None:
+        self.with_info, self.obs = with_info, (np.zeros(1, np.float32), {"a": np.ones(1, np.float32)})
+
+    def reset(self) -> Any:
+        return (self.obs, {"told": 1}) if self.with_info else self.obs
+
+    def step(self, action: Any) -> Any:
+        return self.obs, 1.0, False, {}
+
+
+@pytest.mark.parametrize("with_info", [False, True])
+def test_the_declared_space_tells_an_observation_that_is_a_pair_from_one_with_its_info(
+    make_pool: Callable[..., shmenv.Pool], with_info: bool
+) -> None:
+    batch = make_pool([partial(PlainPairEnv, with_info)] * 2).reset()
+    assert batch.obs[0].tolist() == [[0], [0]] and batch.obs[1]["a"].tolist() == [[1], [1]]
+    assert list(batch.info) == [{"told": 1} if with_info else {}] * 2

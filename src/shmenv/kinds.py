@@ -154,7 +154,10 @@ class PlainEnv(GymEnv):
 
     def _obs_and_info(self, result: Any) -> tuple[Any, Any]:
         if type(result) is tuple and len(result) == 2 and isinstance(result[1], dict):
-            return result
+            node = getattr(self, "obs_node", None)  # not while the first reset describes the space
+            is_pair = isinstance(node, TupleNode) and len(node.items) == 2 and isinstance(node.items[1], DictNode)
+            if not is_pair or isinstance(result[0], tuple | list):
+                return result
         return result, {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -109,6 +110,7 @@ def main(setup: Setup) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor held it back during the start
     with contextlib.suppress(OSError):  # already the leader of its session
         os.setpgid(0, 0)
+    _let_go_of_fork_server()
     _memory.end_with(setup.manager.fileno())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(file=setup.stacks.fileno(), all_threads=True)
@@ -134,6 +136,17 @@ def main(setup: Setup) -> None:
         conn.send(Failed(error.env_id, error.record))
     finally:
         worker.close()
+
+
+def _let_go_of_fork_server() -> None:
+    """Close the end of a pipe that keeps the fork server alive.
+
+    It must end with the manager: only then the kernel finds the groups of stopped workers orphaned, and ends them.
+    """
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
 
 
 def _receive_plan(conn: Connection, worker: Worker) -> Plan | None:

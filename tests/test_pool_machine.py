@@ -18,7 +18,7 @@ import shmenv
 
 MakePool = Callable[..., shmenv.Pool]
 Command = tuple[str, int, int]  # ("step", what, token) or ("reset", mark, 0)
-SEEDS = int(os.environ.get("SHMENV_MACHINE_SEEDS", "8"))
+STRESS_SEEDS = int(os.environ.get("SHMENV_STRESS_SEEDS", "40"))
 OK, RAISE, KILL, EXIT, MISFIT, TERMINATE, TRUNCATE, LONG_INFO = range(8)
 FAILURES = (RAISE, KILL, EXIT, MISFIT)
 WEIGHTS = (20, 1.5, 1, 0.7, 1.5, 3, 2, 3)
@@ -232,13 +232,15 @@ class Play:
             assert (view.obs == copy.obs).all() and (view.reward == copy.reward).all()
 
 
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 8 + STRESS_SEEDS), marks=pytest.mark.stress)])
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 @pytest.mark.parametrize("mode", MODES)
 def test_whatever_is_asked_of_a_pool_each_command_is_answered_or_reported_once(
-    mode: str, policy: str, make_pool: MakePool, caplog: pytest.LogCaptureFixture
+    mode: str, policy: str, seeds: range, make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A hundred moves a seed, for two policies in three modes."""
     caplog.set_level(logging.CRITICAL, "shmenv")
-    for seed in range(SEEDS):
+    for seed in seeds:
         rng = random.Random(f"{mode} {policy} {seed}")
         n = rng.choice([1, 3, 5])
         pool = make_pool(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, SupportsIndex, overload
@@ -68,6 +68,17 @@ class Infos(Sequence[Any]):
         if info is _ABSENT:
             info = self._decoded[row] = unpack_info(record)
         return info
+
+    def __iter__(self) -> Iterator[Any]:
+        decoded = self._decoded
+        for row, record in enumerate(self._records):
+            if not record:
+                yield {}
+            elif row in decoded:
+                yield decoded[row]
+            else:
+                decoded[row] = info = unpack_info(record)
+                yield info
 
     def __repr__(self) -> str:
         return f"Infos({len(self)} rows, {sum(map(bool, self._records))} not empty)"

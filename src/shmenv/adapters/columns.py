@@ -49,36 +49,50 @@ def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, An
 
     Numbers take the dtype of their Python or numpy type; where the rows' types differ, one that holds them all, which
     Gymnasium does not care for. Dicts are columns again. Anything else, or a mixture, makes an array of objects.
+
+    Args:
+        found: (row, info), each row at most once.
+        n: how many rows there are.
     """
+    if not found:
+        return {}
     keys: dict[str, tuple[list[int], list[Any]]] = {}
-    for i, info in found:
-        for key, value in info.items():
-            rows, values = keys.setdefault(key, ([], []))
-            rows.append(i)
-            values.append(value)
+    first = found[0][1].keys()
+    if all(info.keys() == first for _, info in found):  # mostly so
+        everywhere = [i for i, _ in found]
+        keys = {key: (everywhere, [info[key] for _, info in found]) for key in first}
+    else:
+        for i, info in found:
+            for key, value in info.items():
+                rows, values = keys.setdefault(key, ([], []))
+                rows.append(i)
+                values.append(value)
     infos: dict[str, Any] = {}
     for key, (rows, values) in keys.items():
-        mask = np.zeros(n, np.bool_)
-        mask[rows] = True
-        if key != "final_obs" and all(isinstance(value, dict) for value in values):
+        mask = np.full(n, len(rows) == n)
+        if len(rows) < n:
+            mask[rows] = True
+        kinds = set(map(type, values))
+        if all(issubclass(kind, dict) for kind in kinds):
             infos[key] = columns(list(zip(rows, values, strict=True)), n)
         else:
-            infos[key] = _column(rows, values, n, key != "final_obs")
+            infos[key] = _column(rows, values, kinds, n)
         infos[f"_{key}"] = mask
     return infos
 
 
-def _column(rows: list[int], values: list[Any], n: int, typed: bool) -> Array:
-    kinds = {type(value) for value in values}
-    if typed and all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
+def _column(rows: list[int], values: list[Any], kinds: set[type], n: int) -> Array:
+    if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
         dtype = np.result_type(*(np.dtype(kind) for kind in kinds))
         try:
+            if len(rows) == n:
+                return np.array(values, dtype)
             column = np.zeros(n, dtype)
             column[rows] = values
             return column
         except OverflowError:  # an int of more than 64 bits
             pass
-    elif typed and kinds == {np.ndarray} and len({value.shape for value in values}) == 1:
+    elif kinds == {np.ndarray} and len({value.shape for value in values}) == 1:
         dtypes = {value.dtype for value in values}
         if len(dtypes) == 1 or all(dtype.kind in "biufc" for dtype in dtypes):
             column = np.zeros((n, *values[0].shape), dtypes.pop() if len(dtypes) == 1 else np.result_type(*dtypes))

@@ -508,21 +508,30 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
             batch: the envs' rows.
             places: where each row goes in the arrays, which then are as long as this. None: at its env_id.
         """
-        ended: list[int] = []
+        n = self.num_envs if places is None else len(places)
+        infos: dict[str, Any] = {}
         if self._same_step:
-            ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
-        if not ended and batch.info.is_empty():
-            return {}
-        found: list[tuple[int, dict[str, Any]]] = []
-        over = set(ended)
-        for k, place in enumerate(batch.env_id.tolist() if places is None else places):
-            if k in over:
-                final = row_of(self.single_observation_space, batch.final_obs, k, self.shared_memory)
-                found.append((place, {"final_obs": final, "final_info": batch.final_info[k]}))
-            info = batch.info[k]
-            if info:
-                found.append((place, info))
-        return columns(found, self.num_envs if places is None else len(places))
+            over = batch.terminated | batch.truncated
+            ended = np.flatnonzero(over).tolist()
+            if ended:
+                infos = self._final_infos(batch, ended, places, n)
+        if not batch.info.is_empty():
+            where = batch.env_id.tolist() if places is None else places
+            infos.update(columns([(i, info) for i, info in zip(where, batch.info, strict=True) if info], n))
+        return infos
+
+    def _final_infos(
+        self, batch: shmenv.Batch, ended: list[int], places: Sequence[int] | None, n: int
+    ) -> dict[str, Any]:
+        """What is told of episodes that have ended, in these rows of the batch."""
+        space, final_obs, mask = self.single_observation_space, np.full(n, None, object), np.zeros(n, np.bool_)
+        where = batch.env_id[ended].tolist() if places is None else [places[k] for k in ended]
+        mask[where] = True
+        for i, k in zip(where, ended, strict=True):
+            final_obs[i] = row_of(space, batch.final_obs, k, self.shared_memory)
+        final = [] if batch.final_info.is_empty() else [batch.final_info[k] for k in ended]
+        final_info = columns([(i, info) for i, info in zip(where, final, strict=False) if info], n)
+        return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
 
 
 class _Call(threading.Thread):

@@ -15,7 +15,8 @@ for library in libasan.so libubsan.so libstdc++.so; do
     preload+="$("${CC:-gcc}" -print-file-name="$library") "
 done
 # No leak report: CPython keeps memory until its end. Descriptors, processes and mappings the leak guard counts.
-export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1
+# SIGSEGV is left as it is: tests have envs that crash, and look at what their workers' ends are told as.
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0
 export UBSAN_OPTIONS=halt_on_error=1:abort_on_error=1:print_stacktrace=1
 LD_PRELOAD=$preload PYTHONPATH=$lib "$python" -m pytest --timeout=600 "$@"
 

@@ -119,26 +119,24 @@ def test_a_system_without_it_is_a_clear_error_before_any_step(
     assert re.fullmatch(rf"ResourceError .*{says}\n", out)
 
 
-CGROUP = Path("/sys/fs/cgroup/memory")  # version 1; version 2 needs a writable group with the controller
-GROUP_2 = Path("/sys/fs/cgroup")
-
-
 @pytest.fixture
 def memory_cgroup() -> Iterator[Path]:
     """A memory cgroup of 96 MiB, empty; skips where none can be made."""
-    version_1 = CGROUP.is_dir()
-    folder = (CGROUP if version_1 else GROUP_2) / f"shmenv-test-{os.getpid()}"
+    root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    if not root.is_dir():  # version 2
+        root, limit = root.parent, "memory.max"
+    folder = root / f"shmenv-test-{os.getpid()}"
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
+        pytest.skip(f"no cgroup can be made here: {error}")
     try:
-        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(96 << 20))
+        if not (folder / limit).exists():
+            pytest.skip("cgroups that are made here limit no memory")
+        (folder / limit).write_text(str(96 << 20))
         yield folder
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be limited here: {error}")
-    finally:
         eventually(lambda: not (folder / "cgroup.procs").read_text())
+    finally:
         folder.rmdir()
 
 

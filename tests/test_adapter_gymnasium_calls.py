@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import multiprocessing
 import os
 import signal
@@ -490,6 +491,10 @@ def test_a_custom_worker_is_refused() -> None:
         ShmVectorEnv([ScriptedEnv], worker=lambda *args: None)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(
+    "max_concurrency" not in inspect.signature(AsyncVectorEnv.__init__).parameters,
+    reason="this release of Gymnasium has no max_concurrency",
+)
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "2"])
 def test_a_wrong_max_concurrency_is_refused_in_gymnasiums_words(limit: Any) -> None:
     refusals = []

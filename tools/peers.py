@@ -66,6 +66,8 @@ ENVIRONMENTS = {
         build=PUFFER_BUILD,
         variables={"NO_OCEAN": "1", "NO_TRAIN": "1"},
     ),
+    # The oldest that shmenv.adapters.gymnasium takes. For `make frameworks`; nothing is measured in it.
+    "gymnasium11": Environment(["gymnasium==1.1.1"], "gymnasium.vector"),
     "envpool": Environment([f"envpool==1.2.5 {GYMNASIUM}"], "envpool"),
 }
 

@@ -372,3 +372,12 @@ class Exits:
 def test_a_value_that_exits_while_it_is_unpickled_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="SystemExit"):
         unpack_info(pack_info({"x": Exits()}))
+
+
+def test_walking_through_the_infos_is_looking_at_each() -> None:
+    infos = Infos([pack_info({"a": 1}), b"", pack_info({"b": {"c": 2}})])
+    second = infos[2]
+    walked = list(infos)
+    assert walked == [{"a": 1}, {}, {"b": {"c": 2}}] and walked[2] is second and infos[0] is walked[0]
+    walked[1]["mine"] = 1
+    assert infos[1] == {} and list(infos)[1] == {}

@@ -150,7 +150,13 @@ def test_import_shmenv_has_no_side_effect() -> None:
 
 @pytest.mark.parametrize(
     ("adapter", "package"),
-    [("gymnasium", "gymnasium"), ("sb3", "stable_baselines3"), ("ding", "ding"), ("pettingzoo", "pettingzoo")],
+    [
+        ("gymnasium", "gymnasium"),
+        ("sb3", "stable_baselines3"),
+        ("ding", "ding"),
+        ("pettingzoo", "pettingzoo"),
+        ("tianshou", "tianshou"),
+    ],
 )
 def test_an_adapter_without_its_framework_says_what_to_install(adapter: str, package: str) -> None:
     run_python(f"""

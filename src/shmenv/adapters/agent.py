@@ -1,9 +1,10 @@
-"""An env as Stable-Baselines3's vectorisers ask it, in the worker; without the torch that comes with that package."""
+"""An env as other frameworks' vectorisers ask it, in the worker; without the torch that comes with their packages."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ _served: list[weakref.ref[Any]] = []  # the envs of this process
 
 
 class Agent:
-    """Stands between a worker and its env, off the way of a step.
+    """Stands between a worker and its env, off the way of a step; asked as by Stable-Baselines3.
 
     Called by: the worker; every method but `reset`, `step`, `render` and `close` by its name, through `Pool.call`.
     """
@@ -54,6 +55,44 @@ class Agent:
                 return True
             env = env.env
         return False
+
+
+class InsideAgent(Agent):
+    """The same, asked as by tianshou: the env may be any object with `reset` and `step`."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.step, self.close = env.step, getattr(env, "close", lambda: None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the env; options are all the arguments but the seed."""
+        return self.env.reset(**(options or {}), **({} if seed is None else {"seed": seed}))
+
+    def read(self, name: str) -> Any:
+        """An attribute, looked up through the wrappers where there are any."""
+        return getattr(self.env, "get_wrapper_attr", partial(getattr, self.env))(name)
+
+    def write(self, name: str, value: Any) -> None:
+        """Set an attribute of the env inside all wrappers."""
+        setattr(getattr(self.env, "unwrapped", self.env), name, value)
+
+    def seed(self, seed: int | None) -> tuple[bool, Any]:
+        """Seed an env that has a method for it: whether it has, and what that returned."""
+        try:
+            method = self.read("seed")
+        except AttributeError:
+            return False, None
+        return True, method(seed)
+
+    def show(self, kwargs: dict[str, Any]) -> Any:
+        """Render the env."""
+        return self.env.render(**kwargs)
+
+
+def serve_inside(env_fn: Callable[[], Any]) -> InsideAgent:
+    """Build an env in the worker, for tianshou."""
+    return InsideAgent(env_fn())
 
 
 def serve(env_fn: Callable[[], Any]) -> Agent:

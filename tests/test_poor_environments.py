@@ -66,6 +66,7 @@ def has_namespaces() -> bool:
     )
 
 
+SANITIZED = "ASAN_OPTIONS" in os.environ  # AddressSanitizer itself needs /proc, and much memory
 needs_namespaces = pytest.mark.skipif(not has_namespaces(), reason="this system gives no user and mount namespaces")
 
 
@@ -82,7 +83,7 @@ def assert_fine(script: Script) -> None:
         ("full /dev/shm", "forkserver"),
         ("no /dev/shm", "fork"),
         ("read-only /tmp", "forkserver"),
-        ("no /proc", "forkserver"),
+        pytest.param("no /proc", "forkserver", marks=pytest.mark.skipif(SANITIZED, reason="AddressSanitizer needs it")),
     ],
 )
 def test_a_system_without_it_is_fine(start_script: Callable[..., Script], name: str, method: str) -> None:
@@ -140,6 +141,7 @@ def memory_cgroup() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer needs more than the group has")
 def test_a_pool_too_large_for_its_memory_cgroup_is_refused_not_killed(
     start_script: Callable[..., Script], memory_cgroup: Path
 ) -> None:

@@ -22,6 +22,8 @@ cdef extern from "atomic.h":
         int64_t deadline_ns
         int64_t spin_ns
         int64_t heartbeat_ns
+        uint32_t shy
+        uint32_t shyness
     int64_t os_now_ns()
     void os_yield() nogil
     int shm_reached(uint32_t a, uint32_t b) nogil
@@ -100,6 +102,7 @@ cpdef int64_t deadline_ns(object timeout) except -1:
 cdef int allow(shm_wait *wait, object timeout) except -1:
     wait.deadline_ns = deadline_ns(timeout)
     wait.spin_ns = SPIN_NS
+    wait.shy = wait.shyness = 0
     wait.heartbeat_ns = HEARTBEAT_NS
     return 0
 

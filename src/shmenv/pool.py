@@ -41,7 +41,8 @@ from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")
 
-SPIN_NS = 200_000  # a side that spins does so this long before it parks; see ARCHITECTURE.md
+# How long workers and the caller spin before they park; bench/waits.py measures it.
+SPIN_NS, CALLER_SPIN_NS = 200_000, 50_000
 OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
 
 
@@ -81,8 +82,8 @@ class Pool:
         recycle_after: episodes after which a worker is replaced as soon as none of its envs is pending; episodes that
             it was playing end in a loss row. None: never.
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
-        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and lets the
-            caller's waits spin; for those who own the machine. A list of cores: those are taken in turn.
+        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and has the
+            caller spin for longer; for those who own the machine. A list of cores: those are taken in turn.
         slots: rows an env has for its observations, a power of two from 2 on: in lock-step a view is valid for `slots`
             steps, otherwise at least until the second next step of one of its envs.
         shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
@@ -215,7 +216,7 @@ class Pool:
                 reports = workers.start()
                 plan = _plan(reports, ranges, slots, autoreset)
                 segment.allocate(plan.layout.size, plan.purpose)
-                spin_ns = SPIN_NS if affinity == "spread" else 0
+                spin_ns = SPIN_NS if affinity == "spread" else CALLER_SPIN_NS if spins else 0
                 spreader = cpu.Spreader() if affinity is None and num_workers > 1 else None
                 exchange = Exchange(
                     plan, segment, spill, workers, policy, turn,

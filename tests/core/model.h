@@ -78,8 +78,8 @@ void model_shared(void *block, size_t size); /* once a setup, before anything el
 void model_name(void *word, int wide, const char *name);
 #define MODEL_NAME(p) model_name(p, sizeof *(p) == 8, #p) /* for the trace of a failure */
 
-#define MODEL_WAIT(spin) \
-    { INT64_MAX, spin, INT64_MAX, 0, 0, 0 } /* a shm_wait without deadline; spin 1: looks once before it parks */
+/* A shm_wait without deadline; spin 1: looks once before it parks. */
+#define MODEL_WAIT(spin) {.deadline_ns = INT64_MAX, .spin_ns = spin, .heartbeat_ns = INT64_MAX}
 
 typedef struct {
     const char *name;

@@ -15,7 +15,9 @@ enum { START = 0xFFFFFFF0, WORKERS = 4, ENVS = 2, WORDS = 16, MINUTE = 60 };
 #define MILLISECONDS INT64_C(1000000)
 
 static uint32_t rounds = 20000;
-static shm_wait patient(int64_t spin_ns) { return (shm_wait){INT64_MAX, spin_ns, MINUTE * SECONDS, 0, 0, 0}; }
+static shm_wait patient(int64_t spin_ns) {
+    return (shm_wait){.deadline_ns = INT64_MAX, .spin_ns = spin_ns, .heartbeat_ns = MINUTE * SECONDS};
+}
 static void check(int holds, const char *otherwise) {
     if (!holds) {
         fprintf(stderr, "threads: %s\n", otherwise);
@@ -252,7 +254,7 @@ static void run_waits(void) {
     uint32_t found;
     S = (shm_semaphore){.posted = START, .taken = START};
     int64_t before = os_now_ns(), span = 20 * MILLISECONDS;
-    shm_wait wait = {before + span, MILLISECONDS, 3 * MILLISECONDS, 0, 0, 0};
+    shm_wait wait = {.deadline_ns = before + span, .spin_ns = MILLISECONDS, .heartbeat_ns = 3 * MILLISECONDS};
     int how, heartbeats = 0;
     while ((how = shm_await(&S, 1, 0, shm_free_units, &S, &wait, &found)) == SHM_HEARTBEAT)
         heartbeats++;

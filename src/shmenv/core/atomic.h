@@ -45,6 +45,8 @@ typedef struct {
     uint64_t spins;       /* waits that ended while spinning */
     uint64_t parks;       /* futex waits entered */
     uint64_t heartbeats;  /* parks that ended by the heartbeat, not by a wake-up */
+    uint32_t shy;         /* waits still to come that do not spin, since a spin has cost the core */
+    uint32_t shyness;     /* how many that were the last time */
 } shm_wait;
 
 enum { SHM_READY = 0, SHM_ALERT = 1, SHM_TIMEOUT = 2, SHM_INTERRUPTED = 3, SHM_HEARTBEAT = 4 };
@@ -78,21 +80,36 @@ static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
 }
 
 /* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds (1) or spin_ns is up
- * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running. The model looks
- * once. */
+ * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running.
+ * Who yields beside a process that computes gets the core back only when that one's time slice is over, milliseconds
+ * later; who parks is woken before it. So a yield that took that long is the last for some waits, and for twice as many
+ * each time; every spin that succeeds halves their number. The model looks once. */
+enum { SHM_SLICE_NS = 1000000, SHM_SHYEST = 1024 };
+static inline uint32_t shm_shyer(uint32_t shyness) {
+    return shyness == 0 ? 4 : shyness < SHM_SHYEST ? 2 * shyness : SHM_SHYEST;
+}
 #ifdef SHM_MODEL
 #define SHM_SPIN(wait, over) ((wait)->spin_ns > 0 && (over))
 #else
 #define SHM_SPIN(wait, over)                                                                                          \
     __extension__({                                                                                                   \
         int held_ = 0;                                                                                                \
-        if ((wait)->spin_ns > 0) {                                                                                    \
-            int64_t spin_end_ = os_now_ns() + (wait)->spin_ns;                                                        \
+        if ((wait)->spin_ns > 0 && (wait)->shy > 0) {                                                                 \
+            (wait)->shy--;                                                                                            \
+        } else if ((wait)->spin_ns > 0) {                                                                             \
+            int64_t now_ = os_now_ns(), last_ = now_, spin_end_ = now_ + (wait)->spin_ns;                             \
             if (spin_end_ > (wait)->deadline_ns)                                                                      \
                 spin_end_ = (wait)->deadline_ns;                                                                      \
-            while (!(held_ = (over)) && os_now_ns() < spin_end_)                                                      \
+            while (!(held_ = (over)) && now_ < spin_end_ && now_ - last_ < SHM_SLICE_NS) {                            \
+                last_ = now_;                                                                                         \
                 os_yield();                                                                                           \
+                now_ = os_now_ns();                                                                                   \
+            }                                                                                                         \
             (wait)->spins += (uint64_t)held_;                                                                         \
+            if (now_ - last_ >= SHM_SLICE_NS)                                                                         \
+                (wait)->shy = (wait)->shyness = shm_shyer((wait)->shyness);                                           \
+            else if (held_)                                                                                           \
+                (wait)->shyness >>= 1;                                                                                \
         }                                                                                                             \
         held_;                                                                                                        \
     })

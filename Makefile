@@ -21,10 +21,10 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare frameworks examples explore stress spin fuzz soak sanitize aarch64 sdist wheel clean
+.PHONY: help setup demo test lint types bench compare frameworks conformance examples explore stress spin fuzz soak sanitize aarch64 sdist wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/.built ## step 64 CartPoles and 8 Atari games next to Gymnasium's vector envs, with a table at the end
 	@$(BIN)/python -m shmenv demo $(ARGS)
@@ -50,6 +50,9 @@ compare: .venv/.built ## measure shmenv beside other libraries, all in one run; 
 
 frameworks: .venv/.built ## test the adapters of frameworks that come with torch, in environments of their own
 	@$(BIN)/python tools/frameworks.py tests $(ARGS)
+
+conformance: .venv/.built ## DI-engine's and Stable-Baselines3's own tests, with shmenv's classes in place of theirs
+	@$(BIN)/python tools/conformance.py $(ARGS)
 
 examples: .venv/.built ## run the examples that train with a framework; each must reach its return (a few minutes)
 	@$(BIN)/python tools/frameworks.py examples $(ARGS)

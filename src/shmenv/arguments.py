@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -88,6 +88,15 @@ def env_ids(env_id: EnvIds, all_ids: Array) -> tuple[Array, Array]:
     return ids, order
 
 
+class PackedOptions(bytes):
+    """Options of a reset as they travel, for envs that are reset by the same ones again and again."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Self:
+        """Pack the options of one env that gets no seed with them."""
+        return cls(dumped("options", {"seed": None, "options": options}, pack_object))
+
+
 def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | None], list[bytes] | None]:
     """Seeds and payloads by ascending id, from sequences in the order of the caller."""
     m = len(order)
@@ -106,14 +115,17 @@ def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | No
         if not isinstance(options, Sequence) or len(options) != m:
             raise UsageError(f"options must be a dict, or a sequence of one for each of the {m} envs")
         each = options
-    if any(item is not None and not isinstance(item, dict) for item in each):
+    if any(item is not None and not isinstance(item, dict | PackedOptions) for item in each):
         raise UsageError("options must be dicts")
     if seed is None and options is None:
         return seeds, None
     ascending = np.argsort(order).tolist()
-    return [seeds[k] for k in ascending], [
-        b""
-        if seeds[k] is None and each[k] is None
-        else dumped("options", {"seed": seeds[k], "options": each[k]}, pack_object)
-        for k in ascending
-    ]
+    return [seeds[k] for k in ascending], [_reset_payload(seeds[k], each[k]) for k in ascending]
+
+
+def _reset_payload(seed: int | None, options: dict[str, Any] | PackedOptions | None) -> bytes:
+    if isinstance(options, PackedOptions):
+        return bytes(options)
+    if seed is None and options is None:
+        return b""
+    return dumped("options", {"seed": seed, "options": options}, pack_object)

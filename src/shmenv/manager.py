@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmenv import manager_config
+from shmenv.arguments import PackedOptions
 from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, WorkerError
 from shmenv.managed import orders
 from shmenv.manager_base import EnvState, ManagerBase
@@ -86,13 +87,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         asked, last = set(ids), None
         told = [error for error in self._failures if asked.issuperset(_ids_of(error))]
         while ids:
-            options = [
-                orders(
-                    self._reset_param[i], self._env_seed[i], self._env_dynamic_seed, self._env_seeding[i],
-                    self._seeded_at[i], self._env_num, self._env_replay_path[i],
-                )
-                for i in ids
-            ]  # fmt: skip
+            options = [self._reset_options(i) for i in ids]
             try:
                 pool.send_reset(options=options, env_id=ids)
                 break
@@ -112,6 +107,19 @@ class AsyncSubprocessEnvManager(ManagerBase):
         for table in filter(None, (self._held, self._odd)):
             for i in ids:
                 table.pop(i, None)
+
+    def _reset_options(self, env_id: int) -> dict[str, Any] | PackedOptions:
+        arguments = self._reset_param[env_id]
+        told = (
+            self._env_seed[env_id], self._env_dynamic_seed, self._env_seeding[env_id], self._seeded_at[env_id],
+            self._env_num, self._env_replay_path[env_id],
+        )  # fmt: skip
+        if arguments:  # the caller may change what they hold at any time
+            return orders(arguments, *told)
+        kept = self._packed.get(env_id)
+        if kept is None or kept[0] != told:
+            kept = self._packed[env_id] = told, PackedOptions.of(orders(arguments, *told))
+        return kept[1]
 
     # -- the loop
 

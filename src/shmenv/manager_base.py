@@ -14,6 +14,7 @@ import numpy as np
 
 from shmenv import manager_config
 from shmenv._turn import Turn
+from shmenv.arguments import PackedOptions
 from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
@@ -65,6 +66,7 @@ class ManagerBase(ABC):
         self._failures: list[ShmenvError] = []  # errors that have come for the next call to raise
         self._doomed: set[int] = set()  # envs whose worker has ended since it gave the answer that they still owe
         self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
+        self._packed: dict[int, tuple[Any, PackedOptions]] = {}  # what resets without arguments are told, by env
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(n))
         self._env_seeding = dict.fromkeys(range(n), 0)
         self._env_dynamic_seed: bool | None = None

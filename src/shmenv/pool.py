@@ -19,6 +19,7 @@ from shmenv._mail import Mail
 from shmenv._turn import Turn
 from shmenv.arguments import (
     EnvIds,
+    PackedOptions,
     check_choice,
     check_pause,
     check_range,
@@ -364,7 +365,7 @@ class Pool:
     def send_reset(
         self,
         seed: int | np.integer[Any] | Sequence[int | None] | Array | None = None,
-        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | PackedOptions | None] | None = None,
         env_id: EnvIds = None,
     ) -> None:
         """Reset envs without waiting for them; their rows, reward 0 and flags False, come with `recv`.

@@ -12,7 +12,7 @@ from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, W
 from shmenv.managed import orders
 from shmenv.manager_base import EnvState, ManagerBase
 from shmenv.pool import Pool
-from shmenv.timestep import with_obs
+from shmenv.timestep import Odd, with_obs
 
 
 class AsyncSubprocessEnvManager(ManagerBase):
@@ -256,7 +256,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
         """Deliver the held timesteps: what they say of their envs is so from here, and resets that follow start."""
         cfg, held, over = self._cfg, self._held, list[int]()
         self._undelivered = {**{i: held.pop(i) for i in ids}, **self._undelivered}
-        self._env_states.update(dict.fromkeys(ids, EnvState.RUN))
+        going_on = [i for i in ids if i not in self._ended and i not in self._odd]
+        self._env_states.update(dict.fromkeys(going_on, EnvState.RUN))
         for i in self._odd.keys() & ids:
             if self._odd.pop(i).lost:
                 over.append(i)
@@ -265,9 +266,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._ended.discard(i)
         for i in self._doomed.difference(self._ended, over).intersection(ids):
             self._env_states[i] = EnvState.ERROR
+        counts, enough = self._env_episode_count, cfg.episode_num
         for i in sorted(self._ended.intersection(ids)):
-            self._env_episode_count[i] += 1
-            if self._env_episode_count[i] >= cfg.episode_num:
+            counts[i] += 1
+            if counts[i] >= enough:
                 self._env_states[i] = EnvState.DONE
             else:
                 over.append(i)
@@ -304,13 +306,16 @@ class AsyncSubprocessEnvManager(ManagerBase):
             pool._turn.waits = False
         ids, states = batch.env_id.tolist(), self._env_states
         observations = self._reader.observations(batch)
-        timesteps, odd = self._reader.timesteps(batch, observations)
         self._owed.difference_update(ids)
         self._ready_obs.update(zip(ids, observations, strict=True))  # before the states say that they are there
-        held = dict(zip(ids, timesteps, strict=True))
-        for i in [i for i in ids if states[i] is EnvState.RESET]:
+        resets = [i for i in ids if states[i] is EnvState.RESET]
+        held, odd = dict[int, Any](), dict[int, Odd]()
+        if len(resets) < len(ids):
+            timesteps, odd = self._reader.timesteps(batch, observations)
+            held.update(zip(ids, timesteps, strict=True))
+        for i in resets:
             states[i] = EnvState.RUN
-            del held[i]
+            held.pop(i, None)
             if i in self._doomed:
                 self._doomed.discard(i)
                 if i in pool.needs_reset_ids:  # not tried again: the worker has ended since it gave that answer

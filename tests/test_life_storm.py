@@ -164,7 +164,9 @@ class Storm:
         self.told.discard(i)
 
 
-def storm(make_pool: MakePool, mode: str, policy: str, num_workers: int, until: Callable[[list[float]], bool]) -> Storm:
+def storm(
+    make_pool: MakePool, mode: str, policy: str, num_workers: int, until: Callable[[Storm, list[float]], bool]
+) -> Storm:
     rng = random.Random(f"{mode} {policy} {num_workers}")
     pool = make_pool(
         [LedgerEnv] * N, num_workers=num_workers, autoreset=mode, on_error=policy, restart_period=0.0, max_restarts=1000
@@ -172,7 +174,7 @@ def storm(make_pool: MakePool, mode: str, policy: str, num_workers: int, until: 
     pool.reset()
     run = Storm(pool, mode, rng)
     with kills(pool, rng, 0.03) as times:
-        run.run(lambda: until(times))
+        run.run(lambda: until(run, times))
     stats = pool.stats()
     assert stats["losses"] == run.lost and stats["heartbeats"] < 20
     assert run.reported == 0 if policy == "restart" else run.lost == 0
@@ -187,8 +189,8 @@ def test_each_command_is_answered_or_reported_once_and_in_order_while_workers_ar
     mode: str, policy: str, num_workers: int, make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "shmenv")
-    run = storm(make_pool, mode, policy, num_workers, lambda times: len(times) >= 25)
-    assert run.lost + run.reported > 0 and run.answered > 100
+    run = storm(make_pool, mode, policy, num_workers, lambda run, times: len(times) >= 25 and run.answered > 100)
+    assert run.lost + run.reported > 0
 
 
 @pytest.mark.stress
@@ -200,7 +202,7 @@ def test_the_same_for_longer(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "shmenv")
     end = time.monotonic() + SECONDS
-    run = storm(make_pool, mode, policy, num_workers, lambda times: time.monotonic() > end)
+    run = storm(make_pool, mode, policy, num_workers, lambda run, times: time.monotonic() > end)
     print(
         f"\n{mode}, {policy}, {num_workers} workers: {run.answered} answers, {run.lost} lost, {run.reported} reported"
     )

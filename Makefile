@@ -21,10 +21,10 @@ COMPILED := $(patsubst src/shmenv/%.pyx,shmenv.%,$(wildcard src/shmenv/*.pyx))
 # A later one waits for an earlier one: two builds in the same folder would tear each other's files.
 BUILD := flock .build.lock $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help setup demo test lint types bench compare frameworks conformance examples explore stress spin fuzz soak sanitize aarch64 sdist wheel clean
+.PHONY: help setup demo test lint types bench bench-check callgrind compare frameworks conformance examples explore stress spin fuzz soak sanitize aarch64 sdist wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/.built ## step 64 CartPoles and 8 Atari games next to Gymnasium's vector envs, with a table at the end
 	@$(BIN)/python -m shmenv demo $(ARGS)
@@ -43,6 +43,13 @@ types: .venv/.built ## check the type hints (mypy strict) and the stubs of the c
 bench: .venv/.built ## measure every part beside its plain alternative (pytest-benchmark)
 	@$(BIN)/python -m pytest bench/bench_*.py -m "" --timeout=0 --benchmark-only \
 	    --benchmark-columns=median,iqr,min,rounds $(ARGS)
+
+bench-check: .venv/.built ## compare the ratios of now with the stored ones, within a wide margin (ARGS=--store stores them)
+	@$(BIN)/python bench/check_ratios.py $(ARGS)
+
+callgrind: .venv/.created ## count the core's instructions for an env step (valgrind), twice, and equal both times
+	@bash tools/packages.sh valgrind:valgrind
+	@$(BIN)/python bench/callgrind.py
 
 compare: .venv/.built ## measure shmenv beside other libraries, all in one run; writes docs/performance.md
 	@$(BIN)/python tools/peers.py

@@ -70,10 +70,18 @@ class Short(Idle):
 class Talkative(Idle):
     """Tells five numbers at every step."""
 
+    tells = True
+
     def step(self, action: np.int64) -> Answer:
         obs, reward, terminated, truncated, _ = super().step(action)
         info = {"x": 0.5, "y": -1.5, "lives": 3, "frame": self.count, "score": 2.0 * self.count}
-        return obs, reward, terminated, truncated, info
+        return obs, reward, terminated, truncated, info if self.tells else {}
+
+
+class Silent(Talkative):
+    """Makes the same five numbers, and keeps them to itself."""
+
+    tells = False
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class TimestepReader:
             rows = zip(observations, rewards, flags, strict=True)
             return [self._timestep(batch.info, row, *values, odd) for row, values in enumerate(rows)], odd
         # Almost every batch: made without a call an env.
-        dones, infos = batch.terminated.tolist(), [dict[str, Any]() for _ in rewards]
-        values = zip(observations, rewards, dones, infos, strict=True)
+        infos: list[dict[str, Any]] = [{} for _ in rewards]
+        values = zip(observations, rewards, batch.terminated.tolist(), infos, strict=True)
         return list(map(tuple.__new__, repeat(BaseEnvTimestep), values)), odd
 
     def _timestep(

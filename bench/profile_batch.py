@@ -1,9 +1,9 @@
 """Where does every microsecond of a lock-step batch go, with 8 and with 64 CartPole envs in two workers?
 
 The caller's part is `Pool.step` line by line, with the time between the lines. In each worker the first and the last
-env note when they begin and end (one clock for all processes), so what the caller waits for splits into the worker's
-start, its envs, and the end; of the two workers, the one that ends last counts. The parts of a batch add up to it. In
-turn with that, in the same run: a pool that notes nothing, and processes that never talk, for what env.step costs.
+env note when they begin and end (one clock for all processes), so what the caller waits for splits into start, envs
+and end of the worker that ends last. The parts of a batch add up to it. In turn with that, in the same run: a pool that
+notes nothing, and processes that never talk, for what env.step costs.
 
     .venv/bin/python bench/profile_batch.py            writes docs/performance.md
     .venv/bin/python bench/profile_batch.py --print    prints only
@@ -35,7 +35,8 @@ now = time.perf_counter_ns  # CLOCK_MONOTONIC: the same in every process
 
 CALLER = ("caller: takes its turn, checks", "caller: writes the actions", "caller: gives the commands, rings the bells")
 TAKEN, ENVS = "worker: from the bells to its first env.step", "worker: env.step and resets, as where nobody talks"
-LOOP = "worker: around env.step (take, check, write and publish the row), and what sharing costs"
+LOOP = "worker: around env.step (take, check, write and publish each row), mean of both workers"
+UNEVEN = "the last worker's envs take longer than the mean (they reset more often)"
 SEEN, MADE = (
     "from the end of the last env.step until the caller sees it",
     "caller: makes the batch, gives its turn back",
@@ -88,9 +89,9 @@ def timed_step(pool: shmenv.Pool, action: Any, notes: Any) -> list[int]:
         assert exchange._collect_plane() is not None
     end = now()
     first, last = max(notes.tolist(), key=lambda note: note[1])  # of the worker that ends last
-    times = [begin, checked, written, rung, first, last, seen, end]
-    parts: list[int] = np.diff(times).tolist()
-    return parts
+    mean = int((notes[:, 1] - notes[:, 0]).mean())
+    caller = [checked - begin, written - checked, rung - written]
+    return [*caller, first - rung, mean, last - first - mean, seen - last, end - seen]
 
 
 def plain_step(pool: shmenv.Pool, action: Any) -> list[int]:
@@ -164,9 +165,9 @@ class Profile:
                         counters += own_counters(pool) - before
         parts = microseconds(noted)
         (self.plain,), (self.alone,) = microseconds(plain), microseconds(alone)
-        taken, span, seen, made = parts[3:]
+        taken, mean, uneven, seen, made = parts[3:]
         self.parts = dict(zip(CALLER, parts, strict=False))
-        self.parts |= {TAKEN: taken, ENVS: self.alone, LOOP: span - self.alone, SEEN: seen, MADE: made}
+        self.parts |= {TAKEN: taken, ENVS: self.alone, LOOP: mean - self.alone, UNEVEN: uneven, SEEN: seen, MADE: made}
         self.whole = sum(parts)
         self.busy, self.idle = counters / len(plain) / WORKERS * 1e6
         self.batches = len(noted)

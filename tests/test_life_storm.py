@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,7 +80,9 @@ class Storm:
         self.told: set[int] = set()  # named by an error, while what they owed was there: it comes, and they are lost
         self.answered, self.lost, self.reported = 0, 0, 0
         self.unreset: set[int] = set()  # the last row of their episode has come, but no reset after it
-        self.ends: set[int | None] = set()  # pids of workers whose end was told
+        self.ends: deque[int | None] = deque(
+            maxlen=200
+        )  # pids of workers whose end was told; the system gives them anew
 
     def run(self, until: Callable[[], bool]) -> None:
         while not until():
@@ -123,7 +126,7 @@ class Storm:
         It is told once: whatever it names needs a reset, at the latest once the answer that is there has come.
         """
         assert error.pid not in self.ends
-        self.ends.add(error.pid)
+        self.ends.append(error.pid)
         owed = set(self.pool.pending_ids)
         gone = {i for i in error.env_ids if i in self.asked and i not in owed}
         self.reported += len(gone)

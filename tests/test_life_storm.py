@@ -82,7 +82,7 @@ class Storm:
         self.unreset: set[int] = set()  # the last row of their episode has come, but no reset after it
         self.ends: deque[int | None] = deque(
             maxlen=200
-        )  # pids of workers whose end was told; the system gives them anew
+        )  # of workers whose end was told; pids come again
 
     def run(self, until: Callable[[], bool]) -> None:
         while not until():

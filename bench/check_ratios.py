@@ -1,7 +1,7 @@
 """Has anything become clearly slower than when bench/ratios.json was stored?
 
-Ratios only: of two contenders that take turns in this run, the best round of one over the best of the other. The best,
-for what other programs take away is no news about shmenv, and they need not run in both turns. Ratios carry over to
+Ratios only: of two contenders that take turns in this run, many and short ones. Of each its 9th decile counts, for what
+other programs take away is no news about shmenv, and a short turn may well pass without them. Ratios carry over to
 another machine, though not to another number of cores: there, store first. What falls below the margin is measured once
 more before it counts.
 
@@ -11,6 +11,7 @@ more before it counts.
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -34,7 +35,7 @@ from shmenv.cli.demo import GymnasiumPlayer, Player, PoolPlayer
 STORED = Path(__file__).with_name("ratios.json")
 MARGIN = 0.7  # of the stored ratio
 WORKERS = managers.WORKERS
-WARM, SECONDS, ROUNDS = 0.2, 0.2, 12
+WARM, SECONDS, ROUNDS = 0.2, 0.01, 250
 
 Run = Callable[[float], float]  # for so many seconds; env steps a second
 
@@ -146,7 +147,8 @@ def measure(group: Group) -> dict[str, float]:
         for _ in range(ROUNDS):
             for name, run in runs.items():
                 speeds[name].append(run(SECONDS))
-    return {label: max(speeds[one]) / max(speeds[base]) for label, (one, base) in group.ratios.items()}
+    best = {name: statistics.quantiles(values, n=10)[-1] for name, values in speeds.items()}
+    return {label: best[one] / best[base] for label, (one, base) in group.ratios.items()}
 
 
 def compare(stored: dict[str, float]) -> bool:

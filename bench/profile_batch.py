@@ -30,7 +30,8 @@ from shmenv import _port
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- written by bench/profile_batch.py -->", "<!-- end of the profile -->"
 WORKERS = 2
-KEPT = 0.9  # of the batches, the fastest: what the others lost is the machine's, not a part's
+TURNS, SECONDS, WARM = 150, 0.02, 16  # turns of each, their length, batches before each that do not count
+KEPT = 0.2  # of the turns, the fastest, with all their batches: what the others lost is other programs' doing
 now = time.perf_counter_ns  # CLOCK_MONOTONIC: the same in every process
 
 CALLER = ("caller: takes its turn, checks", "caller: writes the actions", "caller: gives the commands, rings the bells")
@@ -101,7 +102,7 @@ def plain_step(pool: shmenv.Pool, action: Any) -> list[int]:
     return [now() - begin]
 
 
-def step_alone(share: int, seconds: float) -> list[list[int]]:
+def step_alone(share: int) -> list[list[int]]:
     """Nanoseconds of some envs' steps and resets, as in a process that never talks: one part, for each batch.
 
     Called by: a process of each core.
@@ -110,8 +111,8 @@ def step_alone(share: int, seconds: float) -> list[list[int]]:
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
     batches: list[list[int]] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    until = time.perf_counter() + SECONDS
+    while time.perf_counter() < until or len(batches) <= WARM:
         actions = list(np.random.default_rng(len(batches)).integers(2, size=share))
         begin = now()
         for env, action in zip(envs, actions, strict=True):
@@ -119,12 +120,12 @@ def step_alone(share: int, seconds: float) -> list[list[int]]:
             if terminated or truncated:
                 env.reset()
         batches.append([now() - begin])
-    return batches
+    return batches[WARM:]
 
 
-def microseconds(samples: list[list[int]]) -> list[float]:
-    """The mean of each part over the fastest batches."""
-    kept = sorted(samples, key=sum)[: int(KEPT * len(samples))]
+def microseconds(turns: list[list[list[int]]]) -> list[float]:
+    """The mean of each part of a batch, over the fastest turns."""
+    kept = sorted((np.mean(turn, axis=0) for turn in turns), key=sum)[: int(KEPT * len(turns))]
     means: list[float] = (np.mean(kept, axis=0) / 1000).tolist()
     return means
 
@@ -132,12 +133,12 @@ def microseconds(samples: list[list[int]]) -> list[float]:
 class Profile:
     """A batch of one size, in microseconds."""
 
-    def __init__(self, num_envs: int, rounds: int, seconds: float) -> None:
+    def __init__(self, num_envs: int) -> None:
         case = Case(f"{num_envs} CartPole", CASES["cartpole"].make, num_envs)
         actions, share = case.actions(), num_envs // WORKERS
-        noted: list[list[int]] = []
-        plain: list[list[int]] = []
-        alone: list[list[int]] = []
+        noted: list[list[list[int]]] = []
+        plain: list[list[list[int]]] = []
+        alone: list[list[list[int]]] = []
         with ExitStack() as stack:
             file = stack.enter_context(tempfile.NamedTemporaryFile())
             notes = np.memmap(file.name, np.int64, "w+", shape=(WORKERS, 2))
@@ -149,18 +150,18 @@ class Profile:
             for pool in pools:
                 pool.reset(seed=0)
             counters = np.zeros(2)
-            for _ in range(rounds):
-                for samples in processes.starmap(step_alone, [(share, seconds)] * WORKERS, chunksize=1):
-                    alone += samples
-                for pool, samples, step in (
+            for _ in range(TURNS):
+                alone += processes.map(step_alone, [share] * WORKERS, chunksize=1)
+                for pool, turns, step in (
                     (pools[0], noted, partial(timed_step, notes=notes)),
                     (pools[1], plain, plain_step),
                 ):
-                    for action in actions:  # until all are awake
+                    for action in actions[:WARM]:
                         pool.step(action)
-                    before, until = own_counters(pool), time.perf_counter() + seconds
+                    turns.append([])
+                    before, until = own_counters(pool), time.perf_counter() + SECONDS
                     while time.perf_counter() < until:
-                        samples.append(step(pool, actions[len(samples) % len(actions)]))
+                        turns[-1].append(step(pool, actions[len(turns[-1]) % len(actions)]))
                     if pool is pools[1]:
                         counters += own_counters(pool) - before
         parts = microseconds(noted)
@@ -169,8 +170,7 @@ class Profile:
         self.parts = dict(zip(CALLER, parts, strict=False))
         self.parts |= {TAKEN: taken, ENVS: self.alone, LOOP: mean - self.alone, UNEVEN: uneven, SEEN: seen, MADE: made}
         self.whole = sum(parts)
-        self.busy, self.idle = counters / len(plain) / WORKERS * 1e6
-        self.batches = len(noted)
+        self.busy, self.idle = counters / sum(map(len, plain)) / WORKERS * 1e6
 
 
 def own_counters(pool: shmenv.Pool) -> Any:
@@ -193,7 +193,7 @@ def table(profiles: dict[int, Profile]) -> list[str]:
     lines.append(row("**all of these: one batch**", [f"**{profile.whole:.1f}**" for profile in each]))
     beside = {
         "a batch of a pool that notes nothing": "plain",
-        "its workers by their own counters, all batches: busy": "busy",
+        "its workers by their own counters, in all turns: busy": "busy",
         "the same: waiting for commands": "idle",
     }
     for label, name in beside.items():
@@ -203,16 +203,13 @@ def table(profiles: dict[int, Profile]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--print", action="store_true", help="leave docs/performance.md as it is")
     chosen = parser.parse_args()
     machine = describe()
-    profiles = {count: Profile(count, chosen.rounds, chosen.seconds) for count in (8, 64)}
-    batches = ", ".join(f"{profile.batches:,}" for profile in profiles.values())
+    profiles = {count: Profile(count) for count in (8, 64)}
     lines = [
         f"`.venv/bin/python bench/profile_batch.py`, {datetime.now(UTC):%Y-%m-%d}, {WORKERS} workers: means over the"
-        f" fastest {100 * KEPT:.0f} % of {batches} batches.",
+        f" fastest {100 * KEPT:.0f} % of {TURNS} turns of {1000 * SECONDS:g} ms each.",
         f"{machine}.",
         "",
         *table(profiles),

@@ -80,9 +80,7 @@ class Storm:
         self.told: set[int] = set()  # named by an error, while what they owed was there: it comes, and they are lost
         self.answered, self.lost, self.reported = 0, 0, 0
         self.unreset: set[int] = set()  # the last row of their episode has come, but no reset after it
-        self.ends: deque[int | None] = deque(
-            maxlen=200
-        )  # of workers whose end was told; pids come again
+        self.ends: deque[int | None] = deque(maxlen=200)  # of workers whose end was told; pids come again
 
     def run(self, until: Callable[[], bool]) -> None:
         while not until():

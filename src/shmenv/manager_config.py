@@ -6,11 +6,13 @@ import copy
 import difflib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing import get_all_start_methods
 from multiprocessing.context import BaseContext
 from numbers import Integral, Real
 from typing import Any
 
+from shmenv.arguments import check_pause
 from shmenv.cpu import pin_plan
 from shmenv.errors import UsageError
 
@@ -115,12 +117,17 @@ def _is_context(value: Any) -> bool:
     return isinstance(value, BaseContext) or (isinstance(value, str) and value in get_all_start_methods())
 
 
-def _is_affinity(value: Any) -> bool:
-    try:
-        pin_plan(value, 1)
-    except UsageError:
-        return False
-    return True
+def _passes(check: Callable[[Any], object]) -> Callable[[Any], bool]:
+    """Whether a value passes what the pool checks it by."""
+
+    def is_right(value: Any) -> bool:
+        try:
+            check(value)
+        except (UsageError, TypeError):  # complex numbers have no order
+            return False
+        return True
+
+    return is_right
 
 
 def _count_from(low: int) -> Callable[[Any], bool]:
@@ -139,7 +146,7 @@ def _one_of(*names: str) -> _Check:
 
 
 _SECONDS: _Check = (lambda value: _is_number(value) and value >= 0, "seconds, 0 or more")
-_PAUSE: _Check = (lambda value: _is_number(value) and 0 <= value <= 1e6, "seconds, at most 1e6 (twelve days)")
+_PAUSE: _Check = (_passes(partial(check_pause, "")), "seconds, 0 or more, at most 1e6 (twelve days)")
 _LIMIT: _Check = (lambda value: _is_number(value) and value > 0, "seconds, more than 0")
 _FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
 _COUNT: _Check = (_count_from(1), "a whole number from 1 on, or inf")
@@ -170,7 +177,9 @@ _CHECKS: dict[str, _Check] = {
     "recycle_after": _optional((lambda value: _is_count(value, 1), "an int, 1 or more")),
     "start_timeout": _optional(_PAUSE),
     "close_timeout": _PAUSE,
-    "affinity": _optional((_is_affinity, "'spread' or a list of cores that this process may use")),
+    "affinity": _optional(
+        (_passes(lambda value: pin_plan(value, 1)), "'spread' or a list of cores that this process may use")
+    ),
     "on_restart": _optional(_FUNCTION),
     "worker_init": _optional(_FUNCTION),
 }

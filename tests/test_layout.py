@@ -157,6 +157,15 @@ def test_a_path_reads_as_python() -> None:
     assert path_text(("camera", 0, "left"), "observation") == "observation['camera'][0]['left']"
 
 
+@pytest.mark.parametrize("dtype", ["f4", "u1", "i8", "?", "c16", "f2"])
+def test_a_description_names_numpys_own_dtypes_whatever_copies_it_was_given(dtype: str) -> None:
+    own = np.dtype(dtype)
+    copied = pickle.loads(pickle.dumps(own))
+    assert copied is not own  # as numpy pickles
+    assert ArrayNode(copied, ()).dtype is own
+    assert pickle.loads(pickle.dumps(ArrayNode(own, ()))).dtype is own
+
+
 @pytest.mark.parametrize("make", SPACES.values(), ids=SPACES)
 def test_a_description_survives_pickling(make: Any) -> None:
     node = describe_space(make())

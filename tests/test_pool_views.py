@@ -230,3 +230,41 @@ def test_a_batch_travels_as_a_copy(make_pool: MakePool, mode: str, duplicate: Ca
     assert twin.final_obs.tolist() == [[0, 1]] * 2
     assert twin.env_id.tolist() == [0, 1] and twin.reward.tolist() == [1, 1] and twin.terminated.all()
     assert list(twin.info) == [{}, {}]
+
+
+class CompiledWayEnv(ScriptedEnv):
+    """Wants no observation of its worker to go through Python, whichever object stands for their dtype."""
+
+    def __init__(self, pickled: bool) -> None:
+        super().__init__()
+        self.pickled = pickled
+        from shmenv.observation import ObservationWriter
+
+        def write(*_: object) -> bytes:
+            raise AssertionError("an observation took the slow way")
+
+        ObservationWriter.write = write  # type: ignore[assignment]
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, info = super().reset(**arguments)
+        return self._own(obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return self._own(obs), *rest
+
+    def _own(self, obs: Any) -> Any:
+        own = np.array(obs)
+        return pickle.loads(pickle.dumps(own)) if self.pickled else own  # its dtype is a copy of numpy's
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_the_declared_array_is_copied_by_compiled_code_alone(make_pool: MakePool, start_method: str) -> None:
+    pool = make_pool(
+        [partial(CompiledWayEnv, False), partial(CompiledWayEnv, True), partial(CompiledWayEnv, False)],
+        num_workers=1,
+        context=start_method,
+    )
+    pool.reset()
+    for number in range(1, 6):
+        assert pool.step(actions(3)).obs[:, 1].tolist() == [number] * 3

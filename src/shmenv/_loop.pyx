@@ -274,14 +274,16 @@ cdef class Loop:
         except BaseException as error:
             self.worker.failed(env_id, plane, error, command, command == "reset")
 
-    cdef bint put(self, char *rows, size_t row, object obs) noexcept:
+    cdef bint put(self, char *rows, size_t row, object obs) except -1:
         """Copy an observation that is exactly the declared array into its row; False if it is anything else."""
         cdef shm_ndarray *a = <shm_ndarray *><PyObject *>obs
         cdef char *target = rows + row * self.obs_bytes
-        if type(obs) is not ndarray or a.descr != <PyObject *>self.obs_dtype or a.nd != self.obs_nd:
+        if type(obs) is not ndarray or a.nd != self.obs_nd or not (a.flags & SHM_C_CONTIGUOUS):
             return False
-        if not (a.flags & SHM_C_CONTIGUOUS):
-            return False
+        if a.descr != <PyObject *>self.obs_dtype:
+            if obs.dtype != self.obs_dtype:
+                return False
+            self.obs_dtype = obs.dtype  # a copy, as unpickled spaces have them; this env's next ones will have it too
         if memcmp(a.dimensions, self.obs_shape, self.obs_nd * sizeof(Py_ssize_t)) != 0:
             return False
         if a.data != target:  # an env with bind_observation has written it there itself

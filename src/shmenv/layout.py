@@ -25,6 +25,14 @@ class ArrayNode:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        own = np.dtype(self.dtype.str)
+        if own == self.dtype:  # numpy's one object for it, not a copy as pickle makes them: the loop knows it by `is`
+            object.__setattr__(self, "dtype", own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrayNode, (self.dtype, self.shape)
+
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 

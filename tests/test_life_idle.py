@@ -218,6 +218,17 @@ def test_an_end_told_of_at_an_idle_env_is_not_told_again_for_the_answers_it_has_
     assert pool.step(actions(2)).reward.tolist() == [1, 1]
 
 
+def test_a_call_tells_of_the_answer_that_an_end_has_cost_before_it_asks_the_successor(make_pool: MakePool) -> None:
+    """Covers two ends of which the later one is told first."""
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2)
+    pool.reset()
+    pool.send([act("kill")], env_id=0)
+    with pytest.raises(shmenv.WorkerDiedError, match="in step of env 0"):
+        pool.call("where", env_id=[0, 1])
+    assert pool.pending == 0 and pool.needs_reset_ids == [0]
+    assert pool.call("where") == ((-1, 0), (0, 0))
+
+
 def test_an_end_told_for_the_answers_it_has_cost_is_not_told_again_at_an_idle_env(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 3, num_workers=1)
     pool.reset()

@@ -336,3 +336,14 @@ def test_a_pools_retries_can_be_changed_while_it_runs(make_pool: MakePool) -> No
     assert pool.reset().obs.tolist() == [[3, 0]]
     with pytest.raises(shmenv.UsageError, match="retry_type"):
         pool.set_retries(2, "again")  # type: ignore[arg-type]
+
+
+def test_a_reset_that_has_failed_for_good_is_told_though_more_attempts_are_allowed_since(make_pool: MakePool) -> None:
+    """Covers one that is tried again after a call, by what the call brought in place of its options."""
+    pool = make_pool([partial(ScriptedEnv, {(0, 0): "raise"})], retry_waiting_time=0.0)
+    pool.send_reset(options=OPTIONS)
+    assert pool.call("where") == ((0, 0),)
+    pool.set_retries(2, retry_waiting_time=0.0)
+    with pytest.raises(shmenv.EnvError, match="missing asset"):
+        pool.recv()
+    assert pool.pending == 0 and pool.get_attr("seen") == ([(None, OPTIONS)],)

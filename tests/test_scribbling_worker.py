@@ -18,6 +18,7 @@ from gymnasium.spaces import Discrete, Text
 from life import assert_same, one_row
 from reference import Loop
 from seeded import WalkEnv
+from support import eventually
 
 import shmenv
 from shmenv.worker import Worker
@@ -125,6 +126,38 @@ def test_a_worker_that_scribbles_over_its_own_memory_harms_no_other_env(
             if i:
                 row = loop.reset(env_id=[i])[i] if asked[i] < 0 else loop.step({i: asked[i]})[i]
                 assert_same(one_row(batch, k), row, f"env {i}")
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("amid_others", [False, True])
+def test_a_worker_whose_answer_is_taken_back_is_found_out_without_any_timeout(
+    amid_others: bool, policy: str, make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Covers a recv that would wait for ever, and an env that would starve because others are always at hand."""
+    caplog.set_level(logging.CRITICAL, "shmenv")
+    pool = make_pool([WalkEnv] * 2, num_workers=2, on_error=policy)
+    pool.reset(seed=SEED)  # with which no episode ends at once
+    answers = pool._plan.array("rsp/0", pool._exchange.buffer)
+    pool.send([0], env_id=[0])
+    eventually(lambda: pool._exchange.port.is_answered(0))
+    answers -= 1
+    told, end = "", time.monotonic() + 30
+    while not told:
+        assert time.monotonic() < end
+        if amid_others and pool.pending == 1:
+            pool.send([0], env_id=[1])
+        try:
+            batch = pool.recv(min_envs=1)
+        except shmenv.WorkerDiedError as error:
+            assert error.env_ids == (0,) and policy == "raise"
+            told = str(error)
+        else:
+            told = "".join(batch.info[k]["error"] for k in range(len(batch)) if batch.env_id[k] == 0)
+    assert "its answer of env 0 was taken back" in told
+    while pool.pending:
+        assert pool.recv(min_envs=1).env_id.tolist() == [1]
+    pool.reset()
+    assert len(pool.step(np.zeros(2, int))) == 2 and pool.stats()["restarts"] == 1
 
 
 class UnreadableEnv(gymnasium.Env[Any, Any]):

@@ -53,6 +53,7 @@ cdef extern from "channel.h" nogil:
     uint32_t shm_commanded(a32 *)
     void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     void shm_doing_nothing(shm_worker *, uint32_t)
+    bint shm_has_done_all(shm_worker *)
     void shm_count_step(shm_worker *)
     void shm_note_core(shm_worker *, uint32_t)
     void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)

@@ -14,7 +14,7 @@ from shmenv._channel cimport (
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
-    shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_end
+    shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_has_done_all, shm_end
 )
 from shmenv._turn cimport Turn
 
@@ -24,6 +24,8 @@ ROW_NOTES = SHM_ROW_NOTE | SHM_ROW_SPILLED | SHM_ROW_FINAL_NOTE | SHM_ROW_FINAL_
 READY, TIMEOUT, HEARTBEAT = SHM_READY, SHM_TIMEOUT, SHM_HEARTBEAT
 FOREVER = INT64_MAX
 SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
+
+cdef int64_t LOOK_NS = 1_000_000_000
 
 cdef enum: IDLE = 0, OWED = 1  # does the caller still have to get this env's answer?
 
@@ -89,6 +91,7 @@ cdef class Port:
     cdef char *final_notes
     cdef uint32_t num_envs, num_workers, planes, note_bytes, start, seen_alert, cores
     cdef uint64_t serial
+    cdef int64_t looked_ns  # CLOCK_MONOTONIC of the last look for answers that were taken back
     cdef shm_wait wait
     cdef readonly uint32_t pending
     cdef readonly uint64_t copied   # bytes that `gather` has copied
@@ -150,6 +153,8 @@ cdef class Port:
         cdef uint32_t rung = 0, fullest = 0, core
         cdef uint32_t on_core[64]
         self.serial += 1
+        if now - self.looked_ns > LOOK_NS:
+            self.look_for_damage(now)
         for k in range(n):
             i = k if ids is None else ids[k]
             env = &self.envs[i]
@@ -179,6 +184,14 @@ cdef class Port:
                 rung, fullest = rung + 1, max(fullest, on_core[core])
                 shm_ring_bell(self.workers[k], now)
         self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
+
+    cdef look_for_damage(self, int64_t now):
+        """Alert where an answer was taken back: with others at hand, no wait for it is long enough for a heartbeat."""
+        cdef uint32_t i
+        self.looked_ns = now
+        for i in range(self.num_envs):
+            if self.has_taken_back(i):
+                shm_alert(self.results)
 
     def cores_used(self):
         """The core on which each worker took up its last commands."""
@@ -308,6 +321,11 @@ cdef class Port:
     def is_unanswered(self, uint32_t env_id):
         """Whether an env's last command is not answered."""
         return not shm_answered(self.envs[env_id].rsp, self.envs[env_id].given)
+
+    def has_taken_back(self, uint32_t env_id):
+        """Whether an env's last command counts as not answered though its worker, alive, waits for the next one."""
+        cdef Env *env = &self.envs[env_id]
+        return bool(shm_has_done_all(self.workers[env.worker]) and not shm_answered(env.rsp, env.given))
 
     def is_owed(self, uint32_t env_id):
         """Whether the caller still has to get an answer of this env."""

@@ -33,6 +33,8 @@ class Coroner:
         how = f"{exit_text(handle.exitcode)} {doing}"
         if handle.late:
             how = f"was killed {doing}: {handle.late}"
+        elif handle.damage:
+            how = f"was killed: {handle.damage}"
         elif handle.leave:
             how = f"was ended to be {handle.leave}"
         if handle.failure is not None:

@@ -37,6 +37,7 @@ class Handle:
     died: bool = False
     leave: str = ""  # RENEWED or RECYCLED: what it was told to end for
     late: str = ""  # what it was killed for taking too long with
+    damage: str = ""  # what it was killed for having overwritten
     failure: Failed | None = None  # why a successor could not build its envs
 
     def take_hold(self) -> bool:

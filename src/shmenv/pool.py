@@ -540,6 +540,7 @@ class Pool:
             exchange.check_not_lost(ids)
             exchange.check_told(ids)
             exchange.settle(ids)  # an env answers its step first; that row stays where it is and is received later
+            exchange.tell_troubles(ids)
             exchange.inbound.write_all(order, payloads * len(order) if len(payloads) == 1 else payloads)
             exchange.ask(ids)
             answers = {i: _answer(exchange.calls, i) for i in ids.tolist()}

@@ -74,6 +74,7 @@ class Recovery:
         self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
         self._stale: dict[int, tuple[WorkerError | None, bool]] = {}  # envs that a worker answered before it ended
         self._attempts: dict[int, int] = {}  # of the reset at hand
+        self._spent: set[int] = set()  # envs whose reset has failed for good, which the caller has not been told yet
         self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
         self._deferred: set[int] = set()  # envs that wait for the next attempt of their reset
         self._retry_at: dict[int, float] = {}
@@ -149,7 +150,7 @@ class Recovery:
         self.substitutes.forget(env_id)
         for table in (self.untold, self._unplayed, self._attempts, self._retry_at, self.lost_calls):
             table.pop(env_id, None)
-        for group in (self._kept, self._deferred):
+        for group in (self._kept, self._deferred, self._spent):
             group.discard(env_id)
 
     def note_told(self, error: WorkerError | EnvError) -> None:
@@ -213,9 +214,11 @@ class Recovery:
         return again
 
     def _count_attempt(self, env_id: int) -> bool:
-        """Whether another attempt of a reset is allowed, after one more has failed."""
+        """Whether another attempt of a reset is allowed, after one more has failed. Once it is not, it never is."""
         self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
-        return self._attempts[env_id] < self._policy.max_retry
+        if self._attempts[env_id] >= self._policy.max_retry:
+            self._spent.add(env_id)
+        return env_id not in self._spent
 
     # -- failures of a worker
 
@@ -396,7 +399,7 @@ class Recovery:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (
             self.untold, self.lost_calls, self._unplayed, self._stale, self._x.seeds.due, self._attempts, self._kept,
-            self._deferred, self._retry_at, self._renew_at, self._restart_at,
+            self._spent, self._deferred, self._retry_at, self._renew_at, self._restart_at,
         )  # fmt: skip
         self.quiet = not (self.substitutes.pending or any(tables))
 

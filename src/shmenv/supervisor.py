@@ -297,6 +297,7 @@ class Supervisor:
         Args:
             look: ask the system too, not the watcher alone: the second net, cast at each heartbeat of a wait.
         """
+        self._end_damaged()
         for handle in self.handles:
             watcher = self._watcher
             if watcher is None or self._stopped:
@@ -314,6 +315,17 @@ class Supervisor:
                     message = handle.conn.recv()
                     handle.failure = message if isinstance(message, worker.Failed) else None
             yield handle
+
+    def _end_damaged(self) -> None:
+        """Kill workers that wait for commands though an answer of theirs, once there, is there no more."""
+        for handle in self.handles:
+            port = self._port
+            if port is None or handle.damage or not self.is_alive(handle):
+                continue
+            env_id = next((i for i in handle.ids if port.has_taken_back(i)), None)
+            if env_id is not None:
+                handle.damage = f"its answer of env {env_id} was taken back; an env writes over memory not its own"
+                handle.kill(signal.SIGKILL)
 
     def _has_ended(self, handle: Handle, watcher: _memory.Watcher, look: bool) -> bool:
         if handle.pidfd >= 0:

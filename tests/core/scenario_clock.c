@@ -1,5 +1,6 @@
 /* The clock of a worker: what the watcher thinks stands too long was never begun later than it thinks, for a call into
  * an env as for a ring that an idle worker does not take up. Else it would kill a healthy worker.
+ * And who waits for the next ring has answered what was asked before the last.
  * Time is told by what happens: command n begins at 100 n, ring n of the bell is at 100 n. */
 #include "channel.h"
 
@@ -13,7 +14,7 @@ static const int64_t LIMITS[SHM_CLOSE + 1] = {LIMIT, 0, 0, LIMIT, 0, 0};
 static const clock_case *c;
 static struct {
     shm_worker worker;
-    a32 cmd;
+    a32 cmd, rsp;
 } S;
 
 static void work(int unused) {
@@ -29,6 +30,7 @@ static void work(int unused) {
         }
         shm_doing(&S.worker, n, 0, SHM_STEP, 100 * (int64_t)n);
         answered = n;
+        shm_respond(&S.rsp, n);
     }
 }
 static void command(int unused) {
@@ -36,6 +38,8 @@ static void command(int unused) {
     for (uint32_t n = 1; n <= c->commands; n++) {
         shm_command(&S.cmd, n);
         shm_ring_bell(&S.worker, 100 * (int64_t)n);
+        if (shm_has_done_all(&S.worker))
+            model_check(shm_answered(&S.rsp, n), "an answer counts as taken back");
     }
 }
 static void watch(int unused) {
@@ -62,6 +66,7 @@ static void setup(const void *with) {
     MODEL_NAME(&S.worker.since_ns);
     MODEL_NAME(&S.worker.parked);
     MODEL_NAME(&S.cmd);
+    MODEL_NAME(&S.rsp);
     model_start("worker", work, 0, 0);
     model_start("manager", command, 0, 0);
     model_start("watcher", watch, 0, 0);

@@ -33,7 +33,14 @@ static inline void shm_doing(shm_worker *w, uint32_t n, uint32_t env_id, uint32_
 }
 /* Called by: the worker, before it waits for a ring after `seen`. */
 static inline void shm_doing_nothing(shm_worker *w, uint32_t seen) {
-    SHM_STORE(&w->doing, (uint64_t)seen << 32 | SHM_IDLE, release); /* PAIRS WITH shm_due "idle after a ring" */
+    /* PAIRS WITH shm_due "idle after a ring", shm_has_done_all "answered before idle" */
+    SHM_STORE(&w->doing, (uint64_t)seen << 32 | SHM_IDLE, release);
+}
+/* Called by: the manager's thread that gives commands, after it rang for them. Does the worker wait for the next ring?
+ * Then all its answers are there; one that is not was taken back by something that writes where it should not. */
+static inline int shm_has_done_all(shm_worker *w) {
+    uint64_t doing = SHM_LOAD(&w->doing, acquire); /* PAIRS WITH shm_doing_nothing "answered before idle" */
+    return (doing & 15) == SHM_IDLE && (uint32_t)(doing >> 32) == SHM_LOAD(&w->bell, relaxed);
 }
 /* Called by: the manager's watcher. Until when may what the worker does stand, in CLOCK_MONOTONIC nanoseconds?
  * limits: nanoseconds by phase, 0 for no limit; `shortest` of them: what starts from now on is not late before that.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from envs import ScriptedEnv
 from gymnasium import wrappers as single
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 from reference import same
@@ -114,6 +114,25 @@ def test_final_observations_of_every_space_are_values_of_it(make_vector_env: Mak
     one.reset(), two.reset()
     for _ in range(7):
         check_same(one.step([0, 1]), two.step([0, 1]), name)
+
+
+@pytest.mark.parametrize(
+    ("space", "returned"),
+    [
+        (Discrete(5), [3, np.int32(2), np.int64(1), 0]),
+        (Box(-9, 9, (2,)), [[1, 2], np.array([0.1, 0.2]), (0.5, np.float32(1))]),
+        (Dict(a=Discrete(3)), [{"a": 2}, {"a": np.int64(1)}]),
+    ],
+)
+def test_final_observations_are_as_the_envs_returned_them(make_vector_env: Make, space: Any, returned: Any) -> None:
+    gives = partial(GivesEnv, space, returned, length=1, infos=[{}, {"a": 1}])
+    for kinds in ({}, {"shared_memory": False}):
+        one = make_vector_env([gives] * 2, autoreset_mode="SameStep", **kinds)
+        two = SyncVectorEnv([gives] * 2, autoreset_mode="SameStep")
+        one.reset(), two.reset()
+        for _ in returned:
+            check_same(one.step([0, 1]), two.step([0, 1]), space)
+        one.close()
 
 
 INFOS: dict[str, list[dict[Any, Any]]] = {
@@ -266,6 +285,21 @@ def test_a_wrong_number_of_seeds_is_refused_in_gymnasiums_words(make_vector_env:
     assert refusals[0] == refusals[1]
 
 
+class FixedArguments(WalkEnv):
+    """Its reset has both of Gymnasium's arguments, and no defaults."""
+
+    def reset(self, seed: Any, options: Any) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_may_count_on_both_arguments_of_its_reset(make_vector_env: Make, mode: AutoresetMode) -> None:
+    one, two = make_vector_env([FixedArguments] * 2, autoreset_mode=mode), SyncVectorEnv([FixedArguments] * 2)
+    check_same(one.reset(seed=3), two.reset(seed=3), "reset")
+    one.reset()
+    assert one.get_attr("options") == (None, None)
+
+
 def test_a_manual_reset_after_the_end_is_the_only_one(make_vector_env: Make) -> None:
     """No second reset one step later, in next-step mode."""
     for kinds in ({}, {"shared_memory": False}):
@@ -291,6 +325,12 @@ def test_envs_may_be_stepped_before_their_first_reset_as_in_gymnasium(make_vecto
 def test_actions_that_the_space_does_not_have_reach_the_envs_as_in_gymnasium(make_vector_env: Make) -> None:
     box, pick, both = Box(-1, 1, (2,)), Discrete(3), Dict(a=Discrete(3), b=Box(-1, 1, (1,)))
     for space, actions in (
+        (box, np.full((2, 2), 0.1)),
+        (box, np.ones((2, 2), int)),
+        (box, [[0.1, 0.2], [0.3, 0.4]]),
+        (Box(-1, 1, ()), [0.1, np.float64(0.2)]),
+        (Tuple((pick, box)), (np.array([0, 1]), np.full((2, 2), 0.1))),
+        (both, {"a": np.array([0, 1]), "b": np.full((2, 1), 0.1)}),
         (pick, [1.5, 2.0]),
         (pick, np.array([[1, 2], [0, 1]])),
         (pick, ["left", None]),

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envs import Gate, OddError, OnlyInWorkersEnv, ScriptedEnv, act, actions
+from gymnasium import VectorizeMode
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
@@ -124,10 +125,12 @@ def test_first_k_calls_are_refused_amid_a_pending_step_and_after_closing(
 def test_a_wrong_number_of_actions_changes_nothing(make_vector_env: Make) -> None:
     env = make_vector_env([ScriptedEnv] * 3)
     env.reset()
-    for wrong in ([0, 0], [0] * 4, np.zeros((2, 3), int), None, 7):
+    wrong: list[tuple[Any, type]] = [(given, ValueError) for given in ([0, 0], [0] * 4, np.zeros((2, 3), int))]
+    for given, kind in [*wrong, (None, TypeError), (7, TypeError)]:
         for step in (env.step, env.step_async):
-            with pytest.raises(ValueError):
-                step(wrong)
+            with pytest.raises(kind) as caught:
+                step(given)
+            assert isinstance(caught.value, shmenv.UsageError)
     assert env.get_attr("t") == (0, 0, 0)
     assert env.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
@@ -569,8 +572,8 @@ def test_make_vec_makes_what_gymnasium_makes(registered: str, context: str, by_s
     again.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", None])
-def test_make_vec_takes_the_modes_that_it_replaces(registered: str, mode: str | None) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async", VectorizeMode.SYNC, VectorizeMode.ASYNC, None])
+def test_make_vec_takes_the_modes_that_it_replaces(registered: str, mode: Any) -> None:
     env = shmenv.make_vec(registered, vectorization_mode=mode, vector_kwargs={"context": "fork"})
     assert env.num_envs == 1
     env.close()

@@ -150,7 +150,8 @@ def test_every_space_of_actions_reaches_the_envs_as_dummy_vec_env_hands_them_out
         sampled = np.stack([space.sample() for _ in range(3)])
         one.step(sampled), two.step(sampled)
     odd: list[Any] = ["left", None, "right"]
-    one.step(odd), two.step(odd)
+    for given in (odd, np.full((3, *space.shape), 0.1)):
+        one.step(given), two.step(given)
     assert same(one.env_method("actions_kept"), two.env_method("actions_kept"))
 
 
@@ -165,6 +166,18 @@ def test_truncation_and_terminal_observation_stand_in_the_info(make: Make) -> No
         same(infos[1]["terminal_observation"], np.array([0, 2], np.float32)) and "terminal_observation" not in infos[2]
     )
     assert isinstance(obs, np.ndarray) and obs.tolist() == [[1, 0], [1, 0], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("space", "returned"),
+    [(Discrete(5), [3, np.int64(1), 0]), (Box(-9, 9, (2,)), [np.array([0.1, 0.2]), np.zeros(2, np.float32)])],
+)
+def test_terminal_observations_are_as_the_envs_returned_them(make: Make, space: Any, returned: Any) -> None:
+    gives = partial(GivesEnv, space, returned, length=1)
+    one, two = make([gives] * 2), DummyVecEnv([gives] * 2)
+    one.reset(), two.reset()
+    for step in returned:
+        check_same(one.step(np.zeros(2, int)), two.step(np.zeros(2, int)), step)
 
 
 def test_seeds_and_options_are_used_once(make: Make) -> None:

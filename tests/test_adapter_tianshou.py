@@ -169,6 +169,16 @@ def test_any_object_and_any_argument_of_its_reset_will_do(make: Make) -> None:
     assert ours.step(np.array([1, 2]))[4].tolist() == [{"type": "int64", "env_id": 0}, {"type": "int64", "env_id": 1}]
 
 
+@pytest.mark.parametrize("given", [np.full((2, 2), 0.1), np.full((2, 2), 0.1, np.float32)])
+def test_actions_reach_the_envs_as_they_are(make: Make, given: Any) -> None:
+    env_fns = [partial(SpaceEnv, Discrete(2), Box(-1, 1, (2,)))] * 2
+    ours, theirs = make(env_fns), DummyVectorEnv(env_fns)
+    for envs in (ours, theirs):
+        envs.reset()
+        envs.step(given)
+    assert same(ours.get_env_attr("kept"), theirs.get_env_attr("kept"))
+
+
 def test_first_come_first_served(make: Make, gate: Callable[[int], Gate]) -> None:
     env_fns = [ScriptedEnv, partial(ScriptedEnv, gate=gate(1).path), ScriptedEnv]
     envs = make(env_fns, wait_num=2, num_workers=3)

@@ -9,11 +9,49 @@ from typing import Any
 
 import gymnasium
 
+LAST_OBS = "shmenv: last observation"  # in the info of an episode's last step
+
 _served: list[weakref.ref[Any]] = []  # the envs of this process
 
 
+def keeping_last_obs(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The env's step; an episode's last info also holds the observation as the env returned it.
+
+    What comes through shared memory has the dtype and the type of the space, but that one is to be as it was.
+    """
+
+    def keep(action: Any) -> Any:
+        result = step(action)
+        if len(result) == 5 and (result[2] or result[3]) and isinstance(result[4], dict):
+            return *result[:4], {**result[4], LAST_OBS: result[0]}
+        return result
+
+    return keep
+
+
+class VectorAgent:
+    """Stands between a worker and its env; asked as by Gymnasium's vector envs. The env answers all other questions."""
+
+    def __init__(self, env: Any, same_step: bool) -> None:
+        self._env = env
+        self.step = keeping_last_obs(env.step) if same_step else env.step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the env, which may count on both arguments."""
+        return self._env.reset(seed=seed, options=options)
+
+
+def serve_vector(env_fn: Callable[[], Any], same_step: bool) -> Any:
+    """Build an env in the worker, for Gymnasium's vector env; what is no env of Gymnasium's stays as it is."""
+    env = env_fn()
+    return VectorAgent(env, same_step) if isinstance(env, gymnasium.Env) else env
+
+
 class Agent:
-    """Stands between a worker and its env, off the way of a step; asked as by Stable-Baselines3.
+    """Stands between a worker and its env, off the way of a step but for its last; asked as by Stable-Baselines3.
 
     Called by: the worker; every method but `reset`, `step`, `render` and `close` by its name, through `Pool.call`.
     """
@@ -21,7 +59,7 @@ class Agent:
     def __init__(self, env: Any) -> None:
         self.env = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.step, self.render, self.close = env.step, env.render, env.close
+        self.step, self.render, self.close = keeping_last_obs(env.step), env.render, env.close
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; options only where there are any."""

@@ -18,7 +18,7 @@ require("gymnasium", "1.1", "gymnasium")
 
 import gymnasium  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from gymnasium.envs.registration import EnvSpec, _find_spec  # noqa: E402
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, _find_spec  # noqa: E402
 from gymnasium.error import (  # noqa: E402
     AlreadyPendingCallError,
     ClosedEnvironmentError,
@@ -37,6 +37,7 @@ from gymnasium.vector.utils import (  # noqa: E402
 )
 
 from shmenv.adapters.actions import Answer, given  # noqa: E402
+from shmenv.adapters.agent import LAST_OBS, serve_vector  # noqa: E402
 from shmenv.adapters.columns import columns, copied, replaced, row_of  # noqa: E402
 from shmenv.adapters.refusals import (  # noqa: E402
     check_concurrency,
@@ -114,9 +115,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         check_mode(observation_mode)
         self._state = AsyncState.DEFAULT
         self._call: _Call | None = None
+        self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         try:
             self._pool = shmenv.Pool(
-                env_fns,
+                [partial(serve_vector, env_fn, self._same_step) for env_fn in env_fns],
                 context=None if context is None else multiprocessing.get_context(context),
                 autoreset=_MODES[self.autoreset_mode],  # type: ignore[arg-type]
                 shared_memory=shared_memory,
@@ -160,7 +162,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
                 raise RuntimeError(self._unequal_observations(text))
             if action_space != self.single_action_space:
                 raise RuntimeError(unequal_actions(f"env {i} has {action_space}", self.single_action_space))
-        self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         self._over = np.zeros(n, np.bool_)  # without autoreset: whose episode has ended
         self._newest = create_empty_array(self.single_observation_space, n)  # observation of each env
         self._newest_is_own = True  # not the pool's memory, and not handed out
@@ -297,7 +298,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
             raise AssertionError(f"envs {over} have ended and need a reset: reset(options={{'reset_mask': ...}})")
 
     def _given(self, give: Callable[[Any], Answer], actions: Any) -> Answer:
-        return given(give, actions, lambda: iterate(self.action_space, actions), self.num_envs)
+        return given(give, actions, self.action_space, lambda: iterate(self.action_space, actions), self.num_envs)
 
     def _stepped(self, batch: shmenv.Batch) -> Step:
         obs = self._keep(self._batched(batch))
@@ -527,10 +528,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         space, final_obs, mask = self.single_observation_space, np.full(n, None, object), np.zeros(n, np.bool_)
         where = batch.env_id[ended].tolist() if places is None else [places[k] for k in ended]
         mask[where] = True
-        for i, k in zip(where, ended, strict=True):
-            final_obs[i] = row_of(space, batch.final_obs, k, self.shared_memory)
-        final = [] if batch.final_info.is_empty() else [batch.final_info[k] for k in ended]
-        final_info = columns([(i, info) for i, info in zip(where, final, strict=False) if info], n)
+        infos = [batch.final_info[k] for k in ended]
+        for i, k, info in zip(where, ended, infos, strict=True):
+            if LAST_OBS in info:
+                final_obs[i] = info.pop(LAST_OBS)
+            else:  # the worker was lost, and with it what the env showed
+                final_obs[i] = row_of(space, batch.final_obs, k, self.shared_memory)
+        final_info = columns([(i, info) for i, info in zip(where, infos, strict=True) if info], n)
         return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
 
 
@@ -559,7 +563,7 @@ class _Call(threading.Thread):
 def make_vec(
     id: str | EnvSpec,
     num_envs: int = 1,
-    vectorization_mode: str | None = None,
+    vectorization_mode: str | VectorizeMode | None = None,
     vector_kwargs: dict[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], gymnasium.Env[Any, Any]]] | None = None,
     **kwargs: Any,
@@ -578,7 +582,7 @@ def make_vec(
     Raises:
         gymnasium.error.Error: there is no such env.
     """
-    if vectorization_mode not in (None, "sync", "async"):
+    if vectorization_mode not in (None, "sync", "async", VectorizeMode.SYNC, VectorizeMode.ASYNC):
         raise shmenv.UsageError(f"shmenv.make_vec makes a ShmVectorEnv; it has no mode {vectorization_mode!r}")
     if not isinstance(id, str | EnvSpec):
         raise Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`")

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (  # noqa: E402
 )
 
 from shmenv.adapters.actions import given  # noqa: E402
-from shmenv.adapters.agent import serve  # noqa: E402
+from shmenv.adapters.agent import LAST_OBS, serve  # noqa: E402
 from shmenv.adapters.columns import copied, row_of  # noqa: E402
 from shmenv.adapters.refusals import raise_original  # noqa: E402
 
@@ -92,7 +92,7 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
 
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step of every env; `step_wait` gets the results. Nothing is sent if the actions are wrong."""
-        given(self._pool.send, actions, lambda: actions, self.num_envs)
+        given(self._pool.send, actions, self.action_space, lambda: actions, self.num_envs)
         self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -111,11 +111,11 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
         else:
             infos = [{**info, "TimeLimit.truncated": False} for info in batch.info]
         for k in np.flatnonzero(done).tolist():
-            infos[k] = {
-                **batch.final_info[k],
-                "TimeLimit.truncated": bool(batch.truncated[k] and not batch.terminated[k]),
-                "terminal_observation": row_of(self.observation_space, batch.final_obs, k, True),
-            }
+            last = {**batch.final_info[k]}
+            lost = LAST_OBS not in last  # the worker was, and with it what the env showed
+            last_obs = row_of(self.observation_space, batch.final_obs, k, True) if lost else last.pop(LAST_OBS)
+            last["TimeLimit.truncated"] = bool(batch.truncated[k] and not batch.terminated[k])
+            infos[k] = {**last, "terminal_observation": last_obs}
             self.reset_infos[k] = batch.info[k]
         return copied(batch.obs), batch.reward.astype(np.float32), done, infos
 

@@ -144,7 +144,7 @@ class ShmVectorEnv(BaseVectorEnv):  # type: ignore[misc]  # Any where the framew
 
     def _send(self, action: Any, ids: list[int]) -> None:
         assert len(action) == len(ids)
-        given(lambda each: self._pool.send(each, ids), action, lambda: list(action), len(ids))
+        given(lambda each: self._pool.send(each, ids), action, self._action_spaces[0], lambda: list(action), len(ids))
 
     def _first_ready(self) -> shmenv.Batch:
         try:

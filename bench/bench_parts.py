@@ -99,7 +99,7 @@ def test_give_commands(name: str, channels: Channels, benchmark: Any) -> None:
 
     def command() -> None:
         nonlocal count
-        port.command(None, _port.STEP, count & 1, True)
+        port.command(None, _port.STEP, count & 1, True, True)
         count += 1
 
     def assign() -> None:

@@ -61,12 +61,13 @@ PART find_none(void) {
         exit(1);
 }
 PART answer(void) {
-    for (int w = 0; w < WORKERS; w++)
+    for (int w = 0; w < WORKERS; w++) {
         for (int env = w * SHARE; env < (w + 1) * SHARE; env++) {
             shm_count_step(&P.worker[w]);
             shm_respond(&P.rsp[env], answered[env]);
-            shm_post(&P.results, 1);
         }
+        shm_post(&P.results, SHARE);
+    }
 }
 PART account(void) {
     static const shm_wait wait;

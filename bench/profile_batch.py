@@ -83,7 +83,7 @@ def timed_step(pool: shmenv.Pool, action: Any, notes: Any) -> list[int]:
         checked = now()
         payloads = exchange.actions.write(action, None)
         written = now()
-        exchange.command(None, _port.STEP, payloads, exchange.next_plane())
+        exchange.command(None, _port.STEP, payloads, exchange.next_plane(), whole=True)
         rung = now()
         exchange._await_whole(None, pool.num_envs)
         seen = now()

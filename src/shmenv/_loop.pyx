@@ -8,7 +8,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from shmenv._channel cimport (
-    SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR, SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
     shm_order, shm_await_bell, shm_commanded, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
@@ -151,7 +151,7 @@ cdef class Loop:
 
     def run(self):
         """Serve commands until the order to quit. Blocks: without the GIL while there is nothing to do."""
-        cdef uint32_t k, n, seen, word
+        cdef uint32_t k, n, seen, word, unposted
         cdef int64_t since = os_now_ns(), idle, now
         cdef int how
         cdef bint busy
@@ -160,7 +160,7 @@ cdef class Loop:
         self.normalize = [env.five_tuple for env in self.worker.envs]
         self.picky = any([env.picky for env in self.worker.envs])
         while True:
-            seen, busy = shm_bell(self.me), False
+            seen, busy, unposted = shm_bell(self.me), False, 0
             for k in range(self.count):
                 if shm_order(self.me) == SHM_QUIT:
                     return
@@ -183,10 +183,16 @@ cdef class Loop:
                 shm_point(SHM_WRITTEN)
                 shm_respond(&self.rsp[k], n)  # commit point
                 shm_point(SHM_PUBLISHED)
-                shm_post(self.results, 1)
-                shm_point(SHM_POSTED)
+                unposted += 1
+                if not word & SHM_WHOLE:
+                    shm_post(self.results, unposted)
+                    unposted = 0
+                    shm_point(SHM_POSTED)
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
+            if unposted:  # one for all: the posts of several workers would contend for their cache line
+                shm_post(self.results, unposted)
+                shm_point(SHM_POSTED)
             if busy:
                 shm_note_core(self.me, os_core())
                 now = os_now_ns()

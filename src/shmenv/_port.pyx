@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from shmenv._channel cimport (
-    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_OP_CODE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_OP_CODE, SHM_ROW_ERROR, SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
@@ -137,13 +137,14 @@ cdef class Port:
 
     # -- commands
 
-    def command(self, const uint32_t[::1] ids, uint32_t code, int plane, bint collect, list payloads=None):
+    def command(self, const uint32_t[::1] ids, uint32_t code, int plane, bint collect, bint whole, list payloads=None):
         """Give these envs (None: all) a command, and wake their workers.
 
         Args:
             code: RESET, STEP or CALL.
             plane: where the answers go; -1 puts each env on the plane after its own. Without meaning for CALL.
             collect: the answers are owed to the caller, who gets them by `take`.
+            whole: the caller waits for all of these answers: one post a worker will do.
             payloads: per id, whether a payload lies in the inbound area; None: nowhere.
         """
         cdef uint32_t k, i, n = self.num_envs if ids is None else <uint32_t>ids.shape[0]
@@ -162,7 +163,7 @@ cdef class Port:
                 env.previous = env.plane
                 env.plane = (env.plane + 1) % self.planes if plane < 0 else <uint32_t>plane
                 self.written[env.plane * self.num_envs + i] = self.serial
-            word = code | env.plane << 8
+            word = code | env.plane << 8 | (SHM_WHOLE if whole else 0)
             if payloads is not None and payloads[k]:
                 word |= SHM_HAS_PAYLOAD
             env.op[0] = word

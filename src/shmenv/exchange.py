@@ -262,8 +262,10 @@ class Exchange:
         free = [plane for plane in range(planes) if not (self._viewed == plane).any()]
         return free[0] if free else -1
 
-    def command(self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int = -1) -> None:
-        """Send a step or a reset whose answers the caller gets. ids None: all envs."""
+    def command(
+        self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int = -1, *, whole: bool
+    ) -> None:
+        """Send a step or a reset whose answers the caller gets. ids None: all envs; whole: it waits for all of them."""
         if not self.recovery.quiet:
             ids, payloads, plane = self._around_troubles(ids, code, payloads, plane)
         if ids is None and plane >= 0:
@@ -279,7 +281,7 @@ class Exchange:
         if self._debug:
             self.rows.poison(self.all_ids if ids is None else ids, plane)
         if ids is None or len(ids):
-            self.port.command(ids, code, plane, True, payloads)
+            self.port.command(ids, code, plane, True, whole, payloads)
             if self.port.crowded >= CROWDED and self._spreader is not None:
                 self._spreader.spread(self.workers.pids, self.port.cores_used())
 
@@ -308,7 +310,7 @@ class Exchange:
         """Send a call whose payloads lie ready, and wait for its answers."""
         self.recovery.lost_calls.clear()  # those of a call that Ctrl-C interrupted
         self._unsettled = True
-        self.port.command(ids, _port.CALL, -1, False, None)
+        self.port.command(ids, _port.CALL, -1, False, True)
         self._await(ids, len(ids))
         self._unsettled = False
         for i in ids.tolist() if self.recovery.lost_calls else ():

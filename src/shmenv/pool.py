@@ -355,11 +355,11 @@ class Pool:
             if env_id is None:
                 exchange.discard()
                 exchange.seeds.give(ids, seeds)
-                exchange.command(None, _port.RESET, payloads, exchange.next_plane())
+                exchange.command(None, _port.RESET, payloads, exchange.next_plane(), whole=True)
                 return exchange.collect_all()
             exchange.check_resettable(ids)
             exchange.seeds.give(ids, seeds)
-            exchange.command(ids, _port.RESET, payloads)
+            exchange.command(ids, _port.RESET, payloads, whole=True)
             return exchange.collect_some(ids)
 
     def send_reset(
@@ -377,7 +377,7 @@ class Pool:
             ids, seeds, payloads = _begin_reset(exchange, seed, options, env_id)
             exchange.check_resettable(ids)
             exchange.seeds.give(ids, seeds)
-            exchange.command(ids, _port.RESET, payloads)
+            exchange.command(ids, _port.RESET, payloads, whole=False)
 
     def set_retries(
         self, max_retry: int, retry_type: Literal["reset", "renew"] = "reset", retry_waiting_time: float = 0.1
@@ -415,7 +415,7 @@ class Pool:
             exchange = self._own_exchange()
             exchange.check_all_ready()
             payloads = exchange.actions.write(action, None)
-            exchange.command(None, _port.STEP, payloads, exchange.next_plane())
+            exchange.command(None, _port.STEP, payloads, exchange.next_plane(), whole=True)
             return exchange.collect_all()
 
     # -- first-k
@@ -437,14 +437,14 @@ class Pool:
             if env_id is None:  # as in `step`
                 exchange.check_all_ready()
                 payloads = exchange.actions.write(action, None)
-                exchange.command(None, _port.STEP, payloads, exchange.next_plane())
+                exchange.command(None, _port.STEP, payloads, exchange.next_plane(), whole=False)
                 return
             ids, order = env_ids(env_id, exchange.all_ids)
             exchange.check_ready(ids)
             payloads = exchange.actions.write(action, order)
             if payloads is not None:
                 payloads = [payloads[k] for k in np.argsort(order).tolist()]
-            exchange.command(ids, _port.STEP, payloads)
+            exchange.command(ids, _port.STEP, payloads, whole=False)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None, out: Batch | None = None) -> Batch:
         """Wait until enough stepped envs are ready, and return their timesteps.

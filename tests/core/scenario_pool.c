@@ -6,6 +6,7 @@
 typedef struct {
     int workers, envs; /* envs: of each worker */
     uint32_t rounds, need; /* need: answers that a round waits for, before it steps the envs that gave them again */
+    int whole;         /* one post for all answers of a scan, as where the manager waits for them all */
     int ends;          /* every step ends its episode: the ended step is committed before the answer */
     int mortal, spin;
     int renew;         /* the worker is told to quit before the second round, and has a successor */
@@ -33,7 +34,7 @@ static void work(int w) {
         answered[i] = shm_responded(&S.rsp[i]);
     for (;;) {
         MODEL_KNOWS(answered[first], answered[last - 1]);
-        uint32_t seen = shm_bell(me);
+        uint32_t seen = shm_bell(me), unposted = 0;
         int busy = 0;
         for (uint32_t i = first; i < last; i++) {
             uint32_t n = shm_commanded(&S.cmd[i]);
@@ -48,9 +49,15 @@ static void work(int w) {
             model_write(&S.obs[i], n);
             answered[i] = n;
             shm_respond(&S.rsp[i], n);
-            shm_post(&S.results, 1);
+            unposted++;
+            if (!c->whole) {
+                shm_post(&S.results, unposted);
+                unposted = 0;
+            }
             busy = 1;
         }
+        if (unposted)
+            shm_post(&S.results, unposted);
         if (!busy) {
             if (shm_order(me) == SHM_QUIT) {
                 if (c->renew && shm_generation(me) == 0)
@@ -207,6 +214,9 @@ static void check_count(void) {
 static const pool_case one = {.workers = 1, .envs = 1, .rounds = 3, .need = 1},
                        renewed = {.workers = 1, .envs = 1, .rounds = 3, .need = 1, .renew = 1},
                        grouped = {.workers = 1, .envs = 2, .rounds = 2, .need = 2},
+                       whole = {.workers = 1, .envs = 2, .rounds = 2, .need = 2, .whole = 1},
+                       two_whole = {.workers = 2, .envs = 2, .rounds = 1, .need = 4, .whole = 1},
+                       whole_killed = {.workers = 1, .envs = 2, .rounds = 1, .need = 2, .whole = 1, .mortal = 1},
                        first = {.workers = 1, .envs = 2, .rounds = 2, .need = 1},
                        two = {.workers = 2, .envs = 1, .rounds = 2, .need = 2},
                        two_first = {.workers = 2, .envs = 1, .rounds = 2, .need = 1},
@@ -224,6 +234,8 @@ const scenario scenarios[] = {
     POOL("pool, one env", one, .preemptions = 2, .stale = 2, .full = 2),
     POOL("pool, one env, interrupted", one, .preemptions = 1, .stale = 1, .signals = 1, .full = 2),
     POOL("pool, a worker of two envs", grouped, .preemptions = 2, .stale = 1, .full = 1),
+    POOL("pool, a worker of two envs, one post for both", whole, .preemptions = 2, .stale = 1, .full = 1),
+    POOL("pool, two workers of two envs, one post each", two_whole, .preemptions = 1, .stale = 1, .full = 1),
     POOL("pool, a worker of two envs, first 1", first, .preemptions = 2, .stale = 1, .full = 1),
     POOL("pool, two workers", two, .preemptions = 1, .stale = 1, .full = 1),
     POOL("pool, two workers, first 1", two_first, .preemptions = 1, .stale = 1, .full = 1),
@@ -235,6 +247,8 @@ const scenario scenarios[] = {
     POOL("pool, episodes that end, the worker killed", ending_killed, .preemptions = 1, .stale = 1, .kills = 1,
          .full = 2),
     POOL("pool, a worker of two envs killed", grouped_killed, .preemptions = 1, .stale = 1, .kills = 1, .full = 2),
+    POOL("pool, a worker of two envs, one post for both, killed", whole_killed, .preemptions = 1, .stale = 1, .kills = 1,
+         .full = 2),
     POOL("pool, two workers, one killed", two_killed, .preemptions = 0, .stale = 1, .kills = 1, .full = 1),
     POOL("pool, two workers, both killed", two_killed, .preemptions = 0, .stale = 1, .kills = 2, .full = -1),
     POOL("pool, two workers, both killed, first 1", two_first_killed, .preemptions = 0, .stale = 0, .kills = 2,

@@ -37,6 +37,7 @@ static struct {
     uint32_t action[WORKERS * ENVS][WORDS], obs[WORKERS * ENVS][WORDS]; /* plain: TSan watches */
 } P;
 static uint32_t given[WORKERS * ENVS];
+static int whole; /* the manager waits for all answers, so each worker posts once for its own */
 
 static void *work(void *arg) {
     int w = (int)(intptr_t)arg;
@@ -45,7 +46,7 @@ static void *work(void *arg) {
     for (int k = 0; k < ENVS; k++)
         answered[k] = shm_responded(&P.rsp[w * ENVS + k]);
     for (;;) {
-        uint32_t seen = shm_bell(&P.worker[w]);
+        uint32_t seen = shm_bell(&P.worker[w]), unposted = 0;
         int busy = 0;
         for (int k = 0; k < ENVS; k++) {
             int env = w * ENVS + k;
@@ -58,9 +59,15 @@ static void *work(void *arg) {
             }
             answered[k] = n;
             shm_respond(&P.rsp[env], n);
-            shm_post(&P.results, 1);
+            unposted++;
+            if (!whole) {
+                shm_post(&P.results, unposted);
+                unposted = 0;
+            }
             busy = 1;
         }
+        if (unposted)
+            shm_post(&P.results, unposted);
         if (!busy) {
             if (shm_order(&P.worker[w]) == SHM_QUIT)
                 return NULL;
@@ -79,6 +86,7 @@ static void run_pool(uint32_t need, int64_t spin_ns) {
     int pending[WORKERS * ENVS] = {0};
     shm_wait wait = patient(spin_ns);
     P = (typeof(P)){.results = {.posted = START, .alert = START}};
+    whole = need == WORKERS * ENVS;
     for (int env = 0; env < WORKERS * ENVS; env++)
         P.cmd[env] = P.rsp[env] = given[env] = START;
     for (intptr_t w = 0; w < WORKERS; w++)

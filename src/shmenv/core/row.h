@@ -9,7 +9,8 @@ enum { SHM_OP_RESET = 1, SHM_OP_STEP = 2, SHM_OP_CALL = 3 };
 #define SHM_OP_PLANE(word) (((word) >> 8) & 0xff)
 enum {
     SHM_HAS_PAYLOAD = 1 << 16, /* something lies in the env's inbound area */
-    SHM_KEEP_ROW = 1 << 17     /* a reset whose reward, flags and final row are there already, and stay */
+    SHM_KEEP_ROW = 1 << 17,    /* a reset whose reward, flags and final row are there already, and stay */
+    SHM_WHOLE = 1 << 18        /* nobody looks at the answer before all that were asked with it are in */
 };
 
 /* Flag word of a row, written by the worker before shm_respond; 0 is the plain case that costs nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import glob
+import inspect
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -131,13 +132,17 @@ def make_pool() -> Iterator[Callable[..., shmenv.Pool]]:
 
 @pytest.fixture
 def make_vector_env() -> Iterator[Callable[..., Any]]:
-    """ShmVectorEnv, but in two workers and under fork if not said otherwise, and closed after the test."""
-    from shmenv.adapters.gymnasium import ShmVectorEnv
+    """`make_vector_env(env_fns, *args, cls, **options)`: a framework's vector env, Gymnasium's if not said otherwise.
 
-    made: list[ShmVectorEnv] = []
+    In two workers and under fork if not said otherwise, and closed after the test.
+    """
+    made: list[Any] = []
 
-    def make(env_fns: Any, **options: Any) -> ShmVectorEnv:
-        made.append(ShmVectorEnv(env_fns, **{"context": "fork", "num_workers": min(2, len(env_fns)), **options}))
+    def make(env_fns: Any, *args: Any, cls: Any = None, **options: Any) -> Any:
+        if cls is None:
+            from shmenv.adapters.gymnasium import ShmVectorEnv as cls
+        start = "start_method" if "start_method" in inspect.signature(cls).parameters else "context"
+        made.append(cls(env_fns, *args, **{start: "fork", "num_workers": min(2, len(env_fns)), **options}))
         return made[-1]
 
     yield make

@@ -247,22 +247,24 @@ class ParallelEnv:
 class SpaceEnv(gymnasium.Env[Any, Any]):
     """Observations sampled from any space, from the seed of the reset; remembers the action as it got it."""
 
-    def __init__(self, observation_space: Space, action_space: Space) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, length: int = 10**9) -> None:
         self.observation_space, self.action_space = deepcopy(observation_space), deepcopy(action_space)
         self.action: Any = None
+        self.length, self.t = length, 0
         self.kept: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        self.kept = []
+        self.t = 0
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.action = action
         self.kept.append(action)
-        return self.observation_space.sample(), 0.0, False, False, {}
+        self.t += 1
+        return self.observation_space.sample(), 0.0, self.t >= self.length, False, {}
 
     def actions_kept(self) -> list[Any]:
         return self.kept

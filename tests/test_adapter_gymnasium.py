@@ -80,40 +80,28 @@ def test_results_equal_those_of_sync_vector_env(
     assert play(make_vector_env([env] * 3, autoreset_mode=mode, **kinds), reference, 40) > 3
 
 
+@pytest.mark.parametrize("kinds", [{}, {"shared_memory": False}], ids=["", "pickled"])
 @pytest.mark.parametrize("name", SPACES)
-def test_every_space_serves_as_observation_and_as_action(make_vector_env: Make, name: str) -> None:
+def test_every_space_serves_as_observation_and_as_action(
+    make_vector_env: Make, name: str, kinds: dict[str, bool]
+) -> None:
     space = SPACES[name]()
-    for kinds in ({}, {"shared_memory": False}):
-        one, two = (
-            make_vector_env([partial(SpaceEnv, space, space)] * 3, **kinds),
-            SyncVectorEnv([partial(SpaceEnv, space, space)] * 3),
-        )
-        assert one.observation_space == two.observation_space and one.action_space == two.action_space
-        check_same(one.reset(seed=4), two.reset(seed=4), name)
-        for _ in range(3):
-            action = one.action_space.sample()
-            results = one.step(action)
-            check_same(results, two.step(action), name)
-            if "own" not in name and "anything" not in name:  # FruitSpace cannot say
-                assert results[0] in one.observation_space
-        assert same(one.call("actions_kept"), two.call("actions_kept"))
-        mask = np.array([False, True, False])
-        options = {"reset_mask": mask}
-        check_same(one.reset(seed=9, options=dict(options)), two.reset(seed=9, options=options), name)
-        one.close()
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_final_observations_of_every_space_are_values_of_it(make_vector_env: Make, name: str) -> None:
-    space = SPACES[name]()
-    gives = partial(GivesEnv, space, [space.sample() for _ in range(4)], length=3)
-    one, two = (
-        make_vector_env([gives] * 2, autoreset_mode="SameStep"),
-        SyncVectorEnv([gives] * 2, autoreset_mode="SameStep"),
-    )
-    one.reset(), two.reset()
-    for _ in range(7):
-        check_same(one.step([0, 1]), two.step([0, 1]), name)
+    env_fns = [partial(SpaceEnv, space, space, length=3)] * 3
+    one = make_vector_env(env_fns, autoreset_mode="SameStep", num_workers=1, **kinds)
+    two = SyncVectorEnv(env_fns, autoreset_mode="SameStep")
+    assert one.observation_space == two.observation_space and one.action_space == two.action_space
+    check_same(one.reset(seed=4), two.reset(seed=4), name)
+    for step in range(7):
+        action = one.action_space.sample()
+        results = one.step(action)
+        check_same(results, two.step(action), name)
+        if "own" not in name and "anything" not in name:  # FruitSpace cannot say
+            assert results[0] in one.observation_space
+        assert ("final_obs" in results[4]) == (step % 3 == 2)
+    assert same(one.call("actions_kept"), two.call("actions_kept"))
+    mask = np.array([False, True, False])
+    options = {"reset_mask": mask}
+    check_same(one.reset(seed=9, options=dict(options)), two.reset(seed=9, options=options), name)
 
 
 @pytest.mark.parametrize(
@@ -156,52 +144,53 @@ INFOS: dict[str, list[dict[Any, Any]]] = {
 }
 
 
+def tells(infos: list[dict[Any, Any]]) -> GivesEnv:
+    return GivesEnv(Box(-1, 1, (2,)), [np.zeros(2, np.float32)], infos=infos, length=4)
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", INFOS)
 def test_infos_of_every_type_have_the_columns_and_masks_of_sync_vector_env(
-    make_vector_env: Make, name: str, mode: AutoresetMode
+    make_vector_env: Make, mode: AutoresetMode
 ) -> None:
-    space = Box(-1, 1, (2,))
-    shifts = [INFOS[name][k:] + INFOS[name][:k] for k in range(len(INFOS[name]))] if "," not in name else [INFOS[name]]
-    env_fns = [
-        partial(GivesEnv, space, [np.zeros(2, np.float32)], infos=shifts[i % len(shifts)], length=4) for i in range(3)
-    ]
+    env_fns = [partial(tells, [{}])] * 3
     one, two = make_vector_env(env_fns, autoreset_mode=mode), SyncVectorEnv(env_fns, autoreset_mode=mode)
-    one.reset(), two.reset()
-    for step in range(9):
-        results = one.step([0] * 3)
-        check_same(results, two.step([0] * 3), step)
-        if mode == AutoresetMode.DISABLED and results[2].any():
-            one.reset(), two.reset()
+    for name, infos in INFOS.items():
+        shifts = [infos[k:] + infos[:k] for k in range(len(infos))] if "," not in name else [infos]
+        for env in (one, two):
+            env.set_attr("infos", [shifts[i % len(shifts)] for i in range(3)])
+            env.reset()
+        for step in range(9):
+            results = one.step([0] * 3)
+            check_same(results, two.step([0] * 3), (name, step))
+            if mode == AutoresetMode.DISABLED and results[2].any():
+                one.reset(), two.reset()
 
 
-@pytest.mark.parametrize(
-    ("values", "column"),
-    [
-        ([1, 2.75, 3], np.array([1.0, 2.75, 3.0])),
-        ([True, 5, False], np.array([1, 5, 0])),
-        ([np.float32(0.5), 0.1, 1.0], np.array([0.5, 0.1, 1.0])),
-        ([1.5, None, 2.5], np.array([1.5, None, 2.5], object)),
-        ([1, "two", 3], np.array([1, "two", 3], object)),
-        ([2**70, 1, 2], np.array([2**70, 1, 2], object)),
-        ([{"a": 1}, 2, 3], np.array([{"a": 1}, 2, 3], object)),
-        ([np.arange(2), np.array([0.5, 1.5]), np.arange(2)], np.array([[0, 1], [0.5, 1.5], [0, 1]])),
-        ([np.array(["ab"]), np.array([2]), np.array([3])], None),
-        ([np.arange(2), np.arange(3), 7], None),
-    ],
-)
-def test_no_value_of_an_info_is_changed_by_the_type_of_another_envs(
-    make_vector_env: Make, values: list[Any], column: Any
-) -> None:
-    obs = [np.zeros(1, np.float32)]
-    env = make_vector_env([partial(GivesEnv, Box(-1, 1, (1,)), obs, infos=[{"x": value}]) for value in values])
-    env.reset()
-    infos = env.step([0, 0, 0])[4]
-    assert infos["_x"].all()
-    if column is None:
-        assert infos["x"].dtype == object and all(map(same, infos["x"], values))
-    else:
-        assert same(infos["x"], column)
+COLUMNS: list[tuple[list[Any], Any]] = [
+    ([1, 2.75, 3], np.array([1.0, 2.75, 3.0])),
+    ([True, 5, False], np.array([1, 5, 0])),
+    ([np.float32(0.5), 0.1, 1.0], np.array([0.5, 0.1, 1.0])),
+    ([1.5, None, 2.5], np.array([1.5, None, 2.5], object)),
+    ([1, "two", 3], np.array([1, "two", 3], object)),
+    ([2**70, 1, 2], np.array([2**70, 1, 2], object)),
+    ([{"a": 1}, 2, 3], np.array([{"a": 1}, 2, 3], object)),
+    ([np.arange(2), np.array([0.5, 1.5]), np.arange(2)], np.array([[0, 1], [0.5, 1.5], [0, 1]])),
+    ([np.array(["ab"]), np.array([2]), np.array([3])], None),
+    ([np.arange(2), np.arange(3), 7], None),
+]
+
+
+def test_no_value_of_an_info_is_changed_by_the_type_of_another_envs(make_vector_env: Make) -> None:
+    env = make_vector_env([partial(tells, [{}])] * 3)
+    for values, column in COLUMNS:
+        env.set_attr("infos", [[{"x": value}] for value in values])
+        env.reset()
+        infos = env.step([0, 0, 0])[4]
+        assert infos["_x"].all()
+        if column is None:
+            assert infos["x"].dtype == object and all(map(same, infos["x"], values)), values
+        else:
+            assert same(infos["x"], column), values
 
 
 def test_final_obs_is_the_ended_episodes_also_where_the_env_reuses_its_buffer(make_vector_env: Make) -> None:
@@ -234,17 +223,18 @@ def test_without_copies_two_steps_coexist(make_vector_env: Make) -> None:
     assert np.shares_memory(first, third)
 
 
-@pytest.mark.parametrize("seed", [5, np.int64(5), [5, 6, 7], (5, None, 7), np.array([5, 6, 7]), None])
-def test_seeds_of_every_kind_reach_the_envs(make_vector_env: Make, seed: Any) -> None:
+def test_seeds_of_every_kind_reach_the_envs(make_vector_env: Make) -> None:
     env = make_vector_env([WalkEnv] * 3)
-    env.reset(seed=1)
-    env.reset(seed=seed)
-    given = [1, 2, 3] if seed is None else [5, 2 if isinstance(seed, tuple) else 6, 7]
-    assert env.np_random_seed == tuple(given)
-    reference = WalkEnv()
-    reference.reset(seed=5 if seed is not None else 1)
-    if seed is not None:
-        assert env.np_random[0].bit_generator.state == reference.np_random.bit_generator.state
+    kinds: list[Any] = [5, np.int64(5), [5, 6, 7], (5, None, 7), np.array([5, 6, 7]), None]
+    for seed in kinds:
+        env.reset(seed=1)
+        env.reset(seed=seed)
+        given = [1, 2, 3] if seed is None else [5, 2 if isinstance(seed, tuple) else 6, 7]
+        assert env.np_random_seed == tuple(given), seed
+        reference = WalkEnv()
+        reference.reset(seed=5)
+        seeded = env.np_random[0].bit_generator.state == reference.np_random.bit_generator.state
+        assert seeded == (seed is not None)
 
 
 def test_options_reach_the_envs_and_stay_as_they_are(make_vector_env: Make) -> None:
@@ -261,18 +251,18 @@ def test_options_reach_the_envs_and_stay_as_they_are(make_vector_env: Make) -> N
 
 
 @in_these_words
-@pytest.mark.parametrize(
-    "mask", [[True, False], np.array([True]), np.array([[True, False]]), np.array([1, 0]), np.zeros(2, bool)]
-)
-def test_wrong_reset_masks_are_refused_in_gymnasiums_words(make_vector_env: Make, mask: Any) -> None:
-    refusals = []
-    for env in (make_vector_env([WalkEnv] * 2), SyncVectorEnv([WalkEnv] * 2)):
-        env.reset(seed=1)
-        with pytest.raises((TypeError, ValueError)) as caught:
-            env.reset(options={"reset_mask": mask})
-        refusals.append((type(caught.value), str(caught.value)))
-        env.step([0, 0])
-    assert refusals[0] == refusals[1]
+def test_wrong_reset_masks_are_refused_in_gymnasiums_words(make_vector_env: Make) -> None:
+    one, two = make_vector_env([WalkEnv] * 2), SyncVectorEnv([WalkEnv] * 2)
+    one.reset(seed=1), two.reset(seed=1)
+    masks: list[Any] = [[True, False], np.array([True]), np.array([[True, False]]), np.array([1, 0]), np.zeros(2, bool)]
+    for mask in masks:
+        refusals = []
+        for env in (one, two):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                env.reset(options={"reset_mask": mask})
+            refusals.append((type(caught.value), str(caught.value)))
+            env.step([0, 0])
+        assert refusals[0] == refusals[1]
 
 
 @in_these_words
@@ -467,7 +457,7 @@ def test_gymnasiums_vector_wrappers_do_around_it_what_they_do_around_sync_vector
     env, wrap = WRAPPED[name]
     mode = AutoresetMode.NEXT_STEP
     one, two = (
-        wrap(make_vector_env([env] * 3, autoreset_mode=mode)),
+        wrap(make_vector_env([env] * 3, autoreset_mode=mode, num_workers=1)),
         wrap(SyncVectorEnv([env] * 3, autoreset_mode=mode)),
     )
     one.action_space.seed(3)

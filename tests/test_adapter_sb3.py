@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -40,17 +40,9 @@ Make = Callable[..., ShmVecEnv]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """ShmVecEnv in two workers, under fork, closed after the test."""
-    made: list[ShmVecEnv] = []
-
-    def build(env_fns: Any, **options: Any) -> ShmVecEnv:
-        made.append(ShmVecEnv(env_fns, **{"start_method": "fork", "num_workers": min(2, len(env_fns)), **options}))
-        return made[-1]
-
-    yield build
-    for env in made:
-        env.close()
+def make(make_vector_env: Callable[..., Any]) -> Make:
+    """ShmVecEnv, closed after the test."""
+    return partial(make_vector_env, cls=ShmVecEnv)
 
 
 class Own(gymnasium.Wrapper[Any, Any, Any, Any]):

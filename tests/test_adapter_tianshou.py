@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -76,17 +76,9 @@ def make_cartpole(length: int = 25) -> Any:
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[ShmVectorEnv] = []
-
-    def make_one(env_fns: Any, *args: Any, **kwargs: Any) -> ShmVectorEnv:
-        made.append(ShmVectorEnv(env_fns, *args, **{"context": "fork", "num_workers": 2, **kwargs}))
-        return made[-1]
-
-    yield make_one
-    for envs in made:
-        if not envs.is_closed:
-            envs.close()
+def make(make_vector_env: Callable[..., Any]) -> Make:
+    """ShmVectorEnv, closed after the test."""
+    return partial(make_vector_env, cls=ShmVectorEnv)
 
 
 def check(ours: Any, theirs: Any) -> None:

@@ -69,9 +69,9 @@ def make_vec(id: Any, num_envs: int = 1, **kwargs: Any) -> Any:
     Args:
         id: an env's name or spec.
         num_envs: how many.
-        **kwargs: see `shmenv.adapters.gymnasium.make_vec`: wrappers, vector_kwargs, and what the env takes.
+        **kwargs: see `shmenv.adapters.registered.make_vec`: wrappers, vector_kwargs, and what the env takes.
 
     Raises:
         ImportError: Gymnasium is missing or too old. The text says what to install.
     """
-    return importlib.import_module("shmenv.adapters.gymnasium").make_vec(id, num_envs, **kwargs)
+    return importlib.import_module("shmenv.adapters.registered").make_vec(id, num_envs, **kwargs)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+
+import shmenv
+from shmenv.adapters.agent import LAST_OBS
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +45,27 @@ def replaced(space: spaces.Space[Any], old: Any, env_id: Array, new: Any, n: int
     for i, item in zip(env_id.tolist(), new, strict=True):
         items[i] = item
     return tuple(items)
+
+
+def final_columns(
+    batch: shmenv.Batch, ended: list[int], places: list[int], n: int, lost: Callable[[shmenv.Batch, int], Any]
+) -> dict[str, Any]:
+    """What Gymnasium's vector envs tell of episodes that have ended.
+
+    Args:
+        batch: the rows of envs that are served by `agent`.
+        ended: those in which an episode has ended.
+        places: where these go in the arrays.
+        n: how long the arrays are.
+        lost: the last observation of a row, where the worker was lost, and with it what the env showed.
+    """
+    final_obs, mask = np.full(n, None, object), np.zeros(n, np.bool_)
+    mask[places] = True
+    infos = [batch.final_info[k] for k in ended]
+    for i, k, info in zip(places, ended, infos, strict=True):
+        final_obs[i] = info.pop(LAST_OBS) if LAST_OBS in info else lost(batch, k)
+    final_info = columns([(i, info) for i, info in zip(places, infos, strict=True) if info], n)
+    return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
 
 
 def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy as copying
 import multiprocessing
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,36 +16,26 @@ require("gymnasium", "1.1", "gymnasium")
 
 import gymnasium  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from gymnasium.envs.registration import EnvSpec, VectorizeMode, _find_spec  # noqa: E402
-from gymnasium.error import (  # noqa: E402
-    AlreadyPendingCallError,
-    ClosedEnvironmentError,
-    Error,
-    NoAsyncCallError,
-)
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv  # noqa: E402
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError  # noqa: E402
 from gymnasium.vector import AutoresetMode, VectorEnv  # noqa: E402
 from gymnasium.vector.async_vector_env import AsyncState  # noqa: E402
-from gymnasium.vector.utils import (  # noqa: E402
-    batch_differing_spaces,
-    batch_space,
-    concatenate,
-    create_empty_array,
-    iterate,
-)
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate  # noqa: E402
 
 from shmenv.adapters.actions import Answer, given  # noqa: E402
-from shmenv.adapters.agent import LAST_OBS, serve_vector  # noqa: E402
-from shmenv.adapters.columns import columns, copied, replaced, row_of  # noqa: E402
+from shmenv.adapters.agent import serve_vector  # noqa: E402
+from shmenv.adapters.batched import action_spaces, check_mode, observation_spaces, unequal  # noqa: E402
+from shmenv.adapters.columns import columns, final_columns, row_of  # noqa: E402
+from shmenv.adapters.later import Later  # noqa: E402
+from shmenv.adapters.newest import Newest  # noqa: E402
 from shmenv.adapters.refusals import (  # noqa: E402
+    Seeds,
     check_concurrency,
-    check_mode,
     checked_mask,
+    checked_seeds,
+    dropped,
     raise_original,
     report,
     reporting,
-    unequal_actions,
-    unequal_observations,
 )
 
 Array = np.ndarray[Any, Any]
@@ -114,7 +102,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
             pool_options["num_workers"] = min(max_concurrency, len(env_fns) if workers is None else workers)
         check_mode(observation_mode)
         self._state = AsyncState.DEFAULT
-        self._call: _Call | None = None
+        self._call: Later | None = None
         self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         try:
             self._pool = shmenv.Pool(
@@ -126,8 +114,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
                 **pool_options,
             )
         except shmenv.UnequalEnvsError as error:
-            unequal = unequal_actions if error.what == "actions" else self._unequal_observations
-            raise RuntimeError(unequal(str(error))) from error
+            raise RuntimeError(unequal(error, observation_mode, type(self).__name__)) from error
         except shmenv.EnvError as error:
             raise_original(error)
         try:
@@ -143,31 +130,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = n
         (metadata,), (self.render_mode,) = pool.get_attr("metadata", 0), pool.get_attr("render_mode", 0)
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
-        each, actions = pool.get_attr("observation_space"), pool.get_attr("action_space")
-        self.single_action_space, self.single_observation_space = actions[0], each[0]
-        if isinstance(self.observation_mode, tuple):
-            self.observation_space, self.single_observation_space = self.observation_mode
-        elif self.observation_mode == "same":
-            self.observation_space = batch_space(each[0], n)
-        else:
-            self.observation_space = batch_differing_spaces(each)
-        self.action_space = batch_space(self.single_action_space, n)
-        for i, (obs_space, action_space) in enumerate(zip(each, actions, strict=True)):
-            if not (
-                obs_space == self.single_observation_space
-                if self.observation_mode == "same"
-                else is_space_dtype_shape_equiv(obs_space, self.single_observation_space)
-            ):
-                text = f"{self.single_observation_space} expected, env {i} has {obs_space}"
-                raise RuntimeError(self._unequal_observations(text))
-            if action_space != self.single_action_space:
-                raise RuntimeError(unequal_actions(f"env {i} has {action_space}", self.single_action_space))
+        self.single_observation_space, self.observation_space = observation_spaces(
+            pool.get_attr("observation_space"), self.observation_mode, type(self).__name__
+        )
+        self.single_action_space, self.action_space = action_spaces(pool.get_attr("action_space"))
         self._over = np.zeros(n, np.bool_)  # without autoreset: whose episode has ended
-        self._newest = create_empty_array(self.single_observation_space, n)  # observation of each env
-        self._newest_is_own = True  # not the pool's memory, and not handed out
-
-    def _unequal_observations(self, detail: str) -> str:
-        return unequal_observations(type(self).__name__, self.observation_mode == "same", detail)
+        self._newest = Newest(self.single_observation_space, n, self.copy)
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's own vector envs
@@ -186,12 +154,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
 
     # -- reset
 
-    def reset(
-        self,
-        *,
-        seed: int | np.integer[Any] | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of a mask.
 
         Args:
@@ -207,11 +170,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         self._begin_reset(env_id)
         return self._was_reset(self._answer(partial(self._pool.reset, seeds, rest, env_id), drain))
 
-    def reset_async(
-        self,
-        seed: int | np.integer[Any] | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
+    def reset_async(self, seed: Seeds = None, options: dict[str, Any] | None = None) -> None:
         """Start what `reset` does; `reset_wait` gets the result."""
         seeds, rest, env_id = self._reset_arguments(seed, options)
         if self._pool.pending:
@@ -230,35 +189,31 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         return self._was_reset(self._wait(AsyncState.WAITING_RESET, timeout))
 
     def _reset_arguments(
-        self, seed: int | np.integer[Any] | Sequence[int | None] | None, options: dict[str, Any] | None
+        self, seed: Seeds, options: dict[str, Any] | None
     ) -> tuple[Sequence[int | None] | None, dict[str, Any] | None, Array | None]:
         """Seeds, options and ids for the pool."""
         self._assert_is_running()
-        n = self.num_envs
-        if isinstance(seed, int | np.integer):
-            seed = [int(seed) + i for i in range(n)]
-        if seed is not None and len(seed) != n:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={n} but got length={len(seed)}."
-            )
+        seeds = checked_seeds(seed, self.num_envs)
         if self._state != AsyncState.DEFAULT:
             raise AlreadyPendingCallError(
                 f"Calling `reset_async` while waiting for a pending call to `{self._state.value}` to complete",
                 self._state.value,
             )
         if options is None or "reset_mask" not in options:
-            return seed, options, None
-        env_id = np.flatnonzero(checked_mask(options["reset_mask"], n))
+            return seeds, options, None
+        env_id = np.flatnonzero(checked_mask(options["reset_mask"], self.num_envs))
         options = {key: value for key, value in options.items() if key != "reset_mask"}  # the caller's stays as it is
-        return None if seed is None else [seed[i] for i in env_id.tolist()], options, env_id
+        return None if seeds is None else [seeds[i] for i in env_id.tolist()], options, env_id
 
     def _begin_reset(self, env_id: Array | None) -> None:
         self._state = AsyncState.WAITING_RESET
         self._over[... if env_id is None else env_id] = False
 
     def _was_reset(self, batch: shmenv.Batch) -> tuple[Any, dict[str, Any]]:
-        obs = self._keep(self._batched(batch)) if len(batch) == self.num_envs else self._put(batch)
-        return obs, self._infos(batch)
+        if len(batch) == self.num_envs:
+            return self._newest.whole(self._batched(batch)), self._infos(batch)
+        self._newest.some(batch.env_id, self._batched(batch))
+        return self._newest.all(), self._infos(batch)
 
     # -- step
 
@@ -301,8 +256,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         return given(give, actions, self.action_space, lambda: iterate(self.action_space, actions), self.num_envs)
 
     def _stepped(self, batch: shmenv.Batch) -> Step:
-        obs = self._keep(self._batched(batch))
-        infos = self._infos(batch)
+        obs, infos = self._newest.whole(self._batched(batch)), self._infos(batch)
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._over = terminated | truncated
@@ -343,12 +297,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         except shmenv.RecvTimeoutError as error:
             raise multiprocessing.TimeoutError(f"The call to `recv` has timed out: {error}") from error
         obs = self._batched(batch)
-        self._put_aside(batch.env_id, obs)
+        self._newest.some(batch.env_id, obs)
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._over[batch.env_id] = batch.terminated | batch.truncated
         infos = {**self._infos(batch, range(len(batch))), "env_id": batch.env_id.copy()}
-        obs = copied(obs) if self.copy else obs
-        return obs, batch.reward.copy(), batch.terminated.copy(), batch.truncated.copy(), infos
+        return self._newest.handed_out(obs), batch.reward.copy(), batch.terminated.copy(), batch.truncated.copy(), infos
 
     # -- everything else of the envs
 
@@ -362,7 +315,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         """Start what `call` does; `call_wait` gets the results."""
         self._assert_is_running()
         self._assert_nothing_pending("call_async")
-        self._call = _Call(self._calling(name, args, kwargs))
+        self._call = Later(self._calling(name, args, kwargs))
         self._state = AsyncState.WAITING_CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -464,18 +417,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         except shmenv.RecvTimeoutError:  # the call stays pending, as after Ctrl-C
             raise
         except (shmenv.EnvError, shmenv.WorkerError) as error:
-            errors: list[shmenv.EnvError | shmenv.WorkerError] = [error]
+            errors = [error, *(dropped(self._pool) if drain else ())]
         except Exception:  # nothing was sent
             self._state = AsyncState.DEFAULT
             raise
         else:
             self._state = AsyncState.DEFAULT
             return batch
-        while drain and self._pool.pending:
-            try:
-                self._pool.recv(self._pool.pending)
-            except (shmenv.EnvError, shmenv.WorkerError) as error:
-                errors.append(error)
         self._state = AsyncState.DEFAULT
         report(errors)
 
@@ -487,130 +435,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         empty: Any = create_empty_array(space, len(batch))
         return concatenate(space, batch.obs, empty)
 
-    def _keep(self, obs: Any) -> Any:
-        """Remember a whole batch of observations, and hand it out."""
-        self._newest, self._newest_is_own = obs, False
-        return copied(obs) if self.copy else obs
-
-    def _put(self, batch: shmenv.Batch) -> Any:
-        """Put some envs' observations beside what the others showed last, and hand out all."""
-        self._put_aside(batch.env_id, self._batched(batch))
-        return copied(self._newest)
-
-    def _put_aside(self, env_id: Array, obs: Any) -> None:
-        if not self._newest_is_own:
-            self._newest, self._newest_is_own = copied(self._newest), True
-        self._newest = replaced(self.single_observation_space, self._newest, env_id, obs, self.num_envs)
-
     def _infos(self, batch: shmenv.Batch, places: Sequence[int] | None = None) -> dict[str, Any]:
-        """The infos of some envs as Gymnasium's vector envs have them, one array a key.
-
-        Args:
-            batch: the envs' rows.
-            places: where each row goes in the arrays, which then are as long as this. None: at its env_id.
-        """
+        """The infos of a batch, one array a key. Rows go to these places in it, or else to those of their envs."""
         n = self.num_envs if places is None else len(places)
+        where: Any = batch.env_id.tolist() if places is None else places
         infos: dict[str, Any] = {}
-        if self._same_step:
-            over = batch.terminated | batch.truncated
-            ended = np.flatnonzero(over).tolist()
-            if ended:
-                infos = self._final_infos(batch, ended, places, n)
+        if self._same_step and (ended := np.flatnonzero(batch.terminated | batch.truncated).tolist()):
+            infos = final_columns(batch, ended, [where[k] for k in ended], n, self._final_obs)
         if not batch.info.is_empty():
-            where = batch.env_id.tolist() if places is None else places
             infos.update(columns([(i, info) for i, info in zip(where, batch.info, strict=True) if info], n))
         return infos
 
-    def _final_infos(
-        self, batch: shmenv.Batch, ended: list[int], places: Sequence[int] | None, n: int
-    ) -> dict[str, Any]:
-        """What is told of episodes that have ended, in these rows of the batch."""
-        space, final_obs, mask = self.single_observation_space, np.full(n, None, object), np.zeros(n, np.bool_)
-        where = batch.env_id[ended].tolist() if places is None else [places[k] for k in ended]
-        mask[where] = True
-        infos = [batch.final_info[k] for k in ended]
-        for i, k, info in zip(where, ended, infos, strict=True):
-            if LAST_OBS in info:
-                final_obs[i] = info.pop(LAST_OBS)
-            else:  # the worker was lost, and with it what the env showed
-                final_obs[i] = row_of(space, batch.final_obs, k, self.shared_memory)
-        final_info = columns([(i, info) for i, info in zip(where, infos, strict=True) if info], n)
-        return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
-
-
-class _Call(threading.Thread):
-    """A call of the envs that goes on while its caller does something else."""
-
-    def __init__(self, ask: Callable[[], tuple[Any, ...]]) -> None:
-        super().__init__(daemon=True)
-        self._ask = ask
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._results = self._ask()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> tuple[Any, ...]:
-        """What the envs answered, once the thread has ended. Raises what the pool raised."""
-        if self._error is not None:
-            raise self._error
-        return self._results
-
-
-def make_vec(
-    id: str | EnvSpec,
-    num_envs: int = 1,
-    vectorization_mode: str | VectorizeMode | None = None,
-    vector_kwargs: dict[str, Any] | None = None,
-    wrappers: Sequence[Callable[[Any], gymnasium.Env[Any, Any]]] | None = None,
-    **kwargs: Any,
-) -> ShmVectorEnv:
-    """Make a ShmVectorEnv of a registered env, as `gymnasium.make_vec` makes Gymnasium's vector envs.
-
-    Args:
-        id: an env's name, "module:name" included, or its spec. The spec travels to the workers, so they need not know
-            the name.
-        num_envs: how many.
-        vectorization_mode: "sync" and "async", with which the call may come from Gymnasium, mean this class.
-        vector_kwargs: for ShmVectorEnv.
-        wrappers: put around each env in its worker, the first one innermost.
-        **kwargs: for each env, as in `gymnasium.make`.
-
-    Raises:
-        gymnasium.error.Error: there is no such env.
-    """
-    if vectorization_mode not in (None, "sync", "async", VectorizeMode.SYNC, VectorizeMode.ASYNC):
-        raise shmenv.UsageError(f"shmenv.make_vec makes a ShmVectorEnv; it has no mode {vectorization_mode!r}")
-    if not isinstance(id, str | EnvSpec):
-        raise Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`")
-    spec = copying.deepcopy(_find_spec(id) if isinstance(id, str) else id)
-    if spec.entry_point is None:
-        raise Error(
-            f"Cannot create vectorized environment for {spec.id} because it doesn't have an entry point defined."
-        )
-    kept, spec.kwargs = spec.kwargs, {}
-    num_envs = kept.pop("num_envs", num_envs)  # a vector env's spec names them
-    vector_kwargs = kept.pop("vector_kwargs", vector_kwargs) or {}
-    wrappers = kept.pop("wrappers", wrappers) or ()
-    kept.pop("vectorization_mode", None)
-    kept.update(kwargs)
-    env = ShmVectorEnv([partial(_make, spec, kept, tuple(wrappers))] * num_envs, **vector_kwargs)
-    env.spec = copying.deepcopy(spec)
-    env.spec.kwargs = {
-        **kept,
-        **({} if num_envs == 1 else {"num_envs": num_envs}),
-        "vectorization_mode": "async",  # what Gymnasium makes of it
-        **({"vector_kwargs": vector_kwargs} if vector_kwargs else {}),
-        **({"wrappers": wrappers} if wrappers else {}),
-    }
-    return env
-
-
-def _make(spec: EnvSpec, kwargs: dict[str, Any], wrappers: tuple[Callable[[Any], Any], ...]) -> Any:
-    env = gymnasium.make(spec, **kwargs)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    def _final_obs(self, batch: shmenv.Batch, k: int) -> Any:
+        return row_of(self.single_observation_space, batch.final_obs, k, self.shared_memory)

@@ -1,30 +1,17 @@
-"""What Gymnasium's vector envs refuse, and their words for it and for what envs raise."""
+"""What Gymnasium's vector envs say of wrong arguments, and of what envs raise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 import shmenv
 from shmenv.adapters.actions import Answer
 
-
-def check_mode(mode: Any) -> None:
-    """Refuse what is no observation_mode."""
-    if isinstance(mode, tuple) and len(mode) == 2:
-        if not all(isinstance(space, spaces.Space) for space in mode):
-            raise TypeError(
-                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
-            )
-    elif mode not in ("same", "different"):
-        raise ValueError(
-            f"Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
-            f"space, actual got {mode}"
-        )
+Seeds = int | np.integer[Any] | Sequence[int | None] | None
 
 
 def check_concurrency(limit: Any) -> None:
@@ -50,25 +37,24 @@ def checked_mask(mask: Any, n: int) -> np.ndarray[Any, Any]:
     return mask
 
 
-def unequal_actions(detail: str, first: Any = "env 0's") -> str:
-    """What is said of envs whose action spaces differ."""
-    return (
-        f"Some environments have an action space different from `{first}`. In order to batch actions, the action "
-        f"spaces from all environments must be equal. ({detail})"
-    )
-
-
-def unequal_observations(name: str, same: bool, detail: str) -> str:
-    """What is said of envs whose observation spaces differ."""
-    if same:
-        return (
-            f"{name}(..., observation_mode='same') however some of the sub-environments observation spaces are not "
-            f"equivalent. If this is intentional, use `observation_mode='different'` instead. ({detail})"
+def checked_seeds(seed: Seeds, n: int) -> Sequence[int | None] | None:
+    """A seed for each of n envs."""
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + i for i in range(n)]
+    if seed is not None and len(seed) != n:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={n} but got length={len(seed)}."
         )
-    return (
-        f"{name}(..., observation_mode='different' or custom space) however the sub-environment's observation "
-        f"spaces do not share a common shape and dtype. ({detail})"
-    )
+    return seed
+
+
+def dropped(pool: shmenv.Pool) -> Iterator[shmenv.EnvError | shmenv.WorkerError]:
+    """Wait for all that a pool owes, and drop it but for the errors."""
+    while pool.pending:
+        try:
+            pool.recv(pool.pending)
+        except (shmenv.EnvError, shmenv.WorkerError) as error:
+            yield error
 
 
 def report(errors: Sequence[shmenv.EnvError | shmenv.WorkerError]) -> NoReturn:

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (  # noqa: E402
 from shmenv.adapters.actions import given  # noqa: E402
 from shmenv.adapters.agent import LAST_OBS, serve  # noqa: E402
 from shmenv.adapters.columns import copied, row_of  # noqa: E402
-from shmenv.adapters.refusals import raise_original  # noqa: E402
+from shmenv.adapters.refusals import dropped, raise_original  # noqa: E402
 
 
 class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not installed
@@ -126,11 +126,7 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
         except (shmenv.EnvError, shmenv.WorkerError) as error:
             first = error
         self.waiting = False
-        while self._pool.pending:
-            try:
-                self._pool.recv(self._pool.pending)
-            except (shmenv.EnvError, shmenv.WorkerError):
-                pass  # one failure tells enough
+        list(dropped(self._pool))  # one failure tells enough
         raise_original(first)
 
     def close(self) -> None:

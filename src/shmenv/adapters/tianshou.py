@@ -18,7 +18,7 @@ from tianshou.env import BaseVectorEnv  # noqa: E402
 from shmenv.adapters.actions import Answer, given  # noqa: E402
 from shmenv.adapters.agent import serve_inside  # noqa: E402
 from shmenv.adapters.columns import row_of  # noqa: E402
-from shmenv.adapters.refusals import raise_original  # noqa: E402
+from shmenv.adapters.refusals import dropped, raise_original  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 Ids = int | Sequence[int] | Array | None
@@ -225,11 +225,8 @@ class ShmVectorEnv(BaseVectorEnv):  # type: ignore[misc]  # Any where the framew
         owed = self._pool.pending_ids
         self.ready_id += [i for i in failed if i in self.waiting_id and i not in owed]
         self.waiting_id = [i for i in self.waiting_id if i not in self.ready_id]
-        while not self.is_async and self._pool.pending:
-            try:
-                self._pool.recv(self._pool.pending)
-            except (shmenv.EnvError, shmenv.WorkerError):
-                pass  # one failure tells enough
+        if not self.is_async:
+            list(dropped(self._pool))  # one failure tells enough
         raise_original(first)
 
 

@@ -74,12 +74,20 @@ class StatEnv:
 
     Actions and the reset parameter `stat` are words: one of FAULTS; "error_once" fails every second time it is asked
     for; "error_unmarked" fails unless the mark is there, and leaves it; "wait" stands before the env's gate;
-    "catched_error" is an abnormal timestep; anything else is played.
+    "catched_error" is an abnormal timestep; anything else is played. `later` is the `stat` of each reset after an
+    episode that is given none.
     """
 
     def __init__(
-        self, name: str = "env", length: int = 3, gate: str | None = None, mark: str | None = None, width: int = 2
+        self,
+        name: str = "env",
+        length: int = 3,
+        gate: str | None = None,
+        mark: str | None = None,
+        width: int = 2,
+        later: str | None = None,
     ) -> None:
+        self.later = later
         self.observation_space = Box(-1e9, 1e9, (width,), np.float32)
         self.width = width
         self.action_space = Discrete(2)
@@ -150,7 +158,7 @@ class StatEnv:
 
     def reset(self, **kwargs: Any) -> np.ndarray:
         self.resets.append(kwargs)
-        self._stat = kwargs.get("stat")
+        self._stat = kwargs.get("stat", self.later if self.t >= self.length else None)
         self._play(self._stat)
         self.episode, self.t = self.episode + 1, 0
         return self._obs()

@@ -24,6 +24,7 @@ ORDER = [
         "_ring",
         "_info",
         "_mail",
+        "_steps",
         "_turn",
         "_port",
         "segment",

@@ -758,9 +758,8 @@ def test_ready_obs_is_empty_while_all_are_stepping_and_an_empty_step_gets_their_
 
 def test_ready_obs_gives_up_after_its_timeout_and_loses_nothing(make_manager: Make, tmp_path: Any) -> None:
     gate = Gate(tmp_path / "gate")
-    manager = make_manager([partial(StatEnv, length=1, gate=gate.path)], ready_timeout=0.05)
+    manager = make_manager([partial(StatEnv, length=1, gate=gate.path, later="wait")], ready_timeout=0.05)
     manager.launch()
-    manager._reset_param[0] = {"stat": "wait"}
     assert manager.step({0: 0})[0].done
     with pytest.raises(shmenv.RecvTimeoutError, match=r"0\.05 s.*0: RESET"):
         manager.ready_obs  # noqa: B018

@@ -107,9 +107,8 @@ def test_02_a_failed_seeding_raises_from_launch_and_reset(make_manager: Make, cl
 def test_03_a_failed_auto_reset_is_told_by_the_next_call_and_leaves_other_envs_alone(
     make_manager: Make, cls: Any
 ) -> None:
-    manager = make_manager([partial(StatEnv, length=1), StatEnv], cls, wait_num=1)
+    manager = make_manager([partial(StatEnv, length=1, later="error"), StatEnv], cls, wait_num=1)
     manager.launch()
-    manager._reset_param[0] = {"stat": "error"}
     got = manager.step({0: 0, 1: 0})
     with pytest.raises(shmenv.EnvError, match="the env's own error") as caught:
         while True:
@@ -118,7 +117,7 @@ def test_03_a_failed_auto_reset_is_told_by_the_next_call_and_leaves_other_envs_a
     assert states(manager)[0] == EnvState.ERROR and got[0].obs.tolist() == [0, 1]
     while manager.t[1] < 2:
         manager.step({1: 0} if 1 in manager.ready_obs else {})
-    manager.reset({0: None})
+    manager.reset({0: {"stat": "fine"}})
     assert states(manager)[0] == EnvState.RUN
 
 
@@ -289,9 +288,9 @@ def test_11_attributes_of_a_waiting_env_take_nothing_away(make_manager: Make, ga
 
 
 def test_11_attributes_can_be_read_while_an_env_is_reset(make_manager: Make, gates: list[Gate]) -> None:
-    manager = make_manager([partial(StatEnv, length=1, gate=gates[0].path), StatEnv], AsyncSubprocessEnvManager)
+    waiting = partial(StatEnv, length=1, gate=gates[0].path, later="wait")
+    manager = make_manager([waiting, StatEnv], AsyncSubprocessEnvManager)
     manager.launch()
-    manager._reset_param[0] = {"stat": "wait"}
     got = manager.step({0: 0, 1: 0})
     while 0 not in got:
         got = manager.step({})
@@ -627,9 +626,9 @@ def test_28_an_env_in_error_can_be_reset_and_stays_visible(make_manager: Make, c
 
 
 def test_29_sync_envs_stay_in_lock_step_however_slow_their_resets_are(make_manager: Make, gates: list[Gate]) -> None:
-    manager = make_manager([partial(StatEnv, length=2), partial(StatEnv, length=1, gate=gates[1].path)])
+    waiting = partial(StatEnv, length=1, gate=gates[1].path, later="wait")
+    manager = make_manager([partial(StatEnv, length=2), waiting])
     manager.launch()
-    manager._reset_param[1] = {"stat": "wait"}
     for _ in range(4):
         opener = threading.Thread(target=release, args=[gates[1]])
         opener.start()

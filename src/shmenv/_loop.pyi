@@ -11,6 +11,7 @@ class Loop:
         at: dict[str, int],
         *,
         num_envs: int,
+        planes: int,
         autoreset: int,
         note_bytes: int,
         spin_ns: int,

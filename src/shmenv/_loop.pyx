@@ -5,10 +5,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from shmenv._channel cimport (
-    SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_OP_RESET, SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR,
+    SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
     shm_order, shm_await_bell, shm_commanded, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
@@ -90,21 +91,22 @@ cdef class Loop:
     cdef char *discrete
     cdef uint32_t *answered
     cdef uint8_t *over
-    cdef uint32_t first, count, num_envs, autoreset, note_bytes
+    cdef uint32_t first, count, num_envs, planes, autoreset, note_bytes
     cdef object obs_dtype
     cdef Py_ssize_t obs_shape[32]
     cdef int obs_nd
     cdef Py_ssize_t obs_bytes
     cdef shm_wait wait
     cdef bint timed, retries, picky
+    cdef bint goes_on  # a reset has to follow the last step
 
-    def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t autoreset, uint32_t note_bytes,
+    def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t planes, uint32_t autoreset, uint32_t note_bytes,
                   int64_t spin_ns, int64_t heartbeat_ns, bint timed, bint retries):
         cdef size_t base = segment.address
         cdef uint32_t first = at["first"], count = at["count"]
         self.worker, self.segment = worker, segment
         self.first, self.count, self.num_envs, self.autoreset = first, count, num_envs, autoreset
-        self.note_bytes, self.timed, self.retries = note_bytes, timed, retries
+        self.planes, self.note_bytes, self.timed, self.retries = planes, note_bytes, timed, retries
         self.me = <shm_worker *>(base + <size_t>at["worker"])
         self.results = <shm_semaphore *>(base + <size_t>at["semaphore"])
         self.cmd, self.op = <a32 *>(base + <size_t>at["cmd"]), <uint32_t *>(base + <size_t>at["op"])
@@ -165,7 +167,7 @@ cdef class Loop:
                 if shm_order(self.me) == SHM_QUIT:
                     return
                 n = shm_commanded(&self.cmd[k])
-                if n == self.answered[k]:
+                if <int32_t>(n - self.answered[k]) <= 0:  # it may be ahead, see `go_on`
                     continue
                 word, busy = self.op[k], True
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
@@ -179,15 +181,16 @@ cdef class Loop:
                         self.first + k, n, SHM_OP_CODE(word), SHM_OP_PLANE(word), (word & SHM_HAS_PAYLOAD) != 0,
                         (word & SHM_KEEP_ROW) != 0
                     )
-                self.answered[k] = n
-                shm_point(SHM_WRITTEN)
-                shm_respond(&self.rsp[k], n)  # commit point
-                shm_point(SHM_PUBLISHED)
+                self.publish(k, n)
                 unposted += 1
-                if not word & SHM_WHOLE:
+                if not word & SHM_WHOLE or self.goes_on:
                     shm_post(self.results, unposted)
                     unposted = 0
                     shm_point(SHM_POSTED)
+                if self.goes_on:
+                    self.goes_on = False
+                    if shm_order(self.me) != SHM_QUIT:
+                        self.go_on(k, (SHM_OP_PLANE(word) + 1) % self.planes)
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if unposted:  # one for all: the posts of several workers would contend for their cache line
@@ -210,6 +213,20 @@ cdef class Loop:
             since = now
             if how == SHM_INTERRUPTED:
                 PyErr_CheckSignals()
+
+    cdef inline void publish(self, uint32_t k, uint32_t n) noexcept:
+        self.answered[k] = n
+        shm_point(SHM_WRITTEN)
+        shm_respond(&self.rsp[k], n)  # commit point
+        shm_point(SHM_PUBLISHED)
+
+    cdef go_on(self, uint32_t k, uint32_t plane):
+        """Carry out the reset that follows the env's last step: a command that the manager will not give, but count."""
+        cdef uint32_t n = self.answered[k] + 1
+        self.worker.command(self.first + k, n, SHM_OP_RESET, plane, False, False)
+        self.publish(k, n)
+        shm_post(self.results, 1)
+        shm_point(SHM_POSTED)
 
     def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
         """Publish what this worker is about to call."""
@@ -277,6 +294,7 @@ cdef class Loop:
                 elif self.autoreset == DISABLED:
                     flags = SHM_ROW_NEEDS_RESET
             self.write(row, env_id, plane, obs, info, flags)
+            self.goes_on = flags & SHM_ROW_NEEDS_RESET and word & SHM_GO_ON
         except BaseException as error:
             self.worker.failed(env_id, plane, error, command, command == "reset")
 

@@ -7,10 +7,11 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from shmenv._channel cimport (
-    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_OP_CODE, SHM_ROW_ERROR, SHM_ROW_NOTE,
+    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_ROW_ERROR,
+    SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
@@ -28,6 +29,7 @@ SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
 cdef int64_t LOOK_NS = 1_000_000_000
 
 cdef enum: IDLE = 0, OWED = 1  # does the caller still have to get this env's answer?
+cdef enum: NOT = 0, TAKEABLE = 1, VOID = 2  # has an env gone on by itself?
 
 # One env as the manager knows it; process-local.
 cdef struct Env:
@@ -44,6 +46,9 @@ cdef struct Env:
     uint32_t plane      # where the answer of the last step or reset goes
     uint32_t previous   # the plane of the step or reset before
     int64_t given_ns    # CLOCK_MONOTONIC at that command
+    bint goes_on        # by a reset that nobody has to give, when a step ends an episode
+    uint32_t gone_on    # whether it did so after the last step, and the caller may take that reset: NOT, TAKEABLE or VOID
+    uint32_t following  # the number of that reset
 
 cdef struct Scan:
     Env *envs
@@ -150,7 +155,7 @@ cdef class Port:
         cdef uint32_t k, i, n = self.num_envs if ids is None else <uint32_t>ids.shape[0]
         cdef int64_t now = os_now_ns()
         cdef Env *env
-        cdef uint32_t word
+        cdef uint32_t word, number
         cdef uint32_t rung = 0, fullest = 0, core
         cdef uint32_t on_core[64]
         self.serial += 1
@@ -159,6 +164,8 @@ cdef class Port:
         for k in range(n):
             i = k if ids is None else ids[k]
             env = &self.envs[i]
+            if env.op[0] & SHM_GO_ON:
+                self.catch_up(env, i)
             if code != SHM_OP_CALL:
                 env.previous = env.plane
                 env.plane = (env.plane + 1) % self.planes if plane < 0 else <uint32_t>plane
@@ -166,15 +173,25 @@ cdef class Port:
             word = code | env.plane << 8 | (SHM_WHOLE if whole else 0)
             if payloads is not None and payloads[k]:
                 word |= SHM_HAS_PAYLOAD
+            if env.goes_on and code == SHM_OP_STEP:
+                word |= SHM_GO_ON
             env.op[0] = word
-            env.given += 1
+            if env.gone_on and <int32_t>(env.following - env.given) > 0:
+                env.given = env.following
+            if code == SHM_OP_RESET and env.gone_on == TAKEABLE and env.goes_on and plane < 0:
+                number = env.following  # it is under way, or done; the payload is for a worker that takes its place
+            else:
+                env.given += 1
+                number = env.given
+                self.rung[env.worker] = 1
+            if code != SHM_OP_CALL:
+                env.gone_on = NOT
             env.given_ns = now
             if collect:
-                env.owed = env.given
+                env.owed = number
                 if env.state != OWED:
                     env.state = OWED
                     self.pending += 1
-            self.rung[env.worker] = 1
             shm_command(env.cmd, env.given)
         memset(on_core, 0, sizeof(on_core))
         for k in range(self.num_workers):
@@ -184,7 +201,51 @@ cdef class Port:
                 on_core[core] += 1
                 rung, fullest = rung + 1, max(fullest, on_core[core])
                 shm_ring_bell(self.workers[k], now)
-        self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
+        if rung > 1:  # one alone says nothing
+            self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
+
+    cdef void catch_up(self, Env *env, uint32_t i) noexcept:
+        """Note whether the env has gone on after its last step, which it has answered."""
+        env.op[0] &= ~SHM_GO_ON
+        if self.flags[env.plane * self.num_envs + i] & SHM_ROW_NEEDS_RESET:
+            env.gone_on, env.following = TAKEABLE, env.given + 1
+
+    def go_on(self, const uint32_t[::1] ids, bint on):
+        """Have these envs' workers carry out the reset after an episode's last step at once, from the next step on.
+
+        It has no payload. The next RESET for the env, onto the plane after its own, takes its answer, unless this was
+        switched off by then. Only without autoreset.
+        """
+        cdef uint32_t k
+        for k in range(<uint32_t>ids.shape[0]):
+            self.envs[ids[k]].goes_on = on
+
+    def take_resets(self, const uint32_t[::1] ids, uint32_t[::1] out):
+        """Take the resets by which these envs have gone on, where they are done and their rows hold arrays alone.
+
+        Returns how many there are; their ids stand in `out`, and their rows on the planes that they have now.
+        """
+        cdef uint32_t k, i, plane, found = 0
+        cdef Env *env
+        self.serial += 1
+        for k in range(<uint32_t>ids.shape[0]):
+            i, env = ids[k], &self.envs[ids[k]]
+            if env.op[0] & SHM_GO_ON:
+                self.catch_up(env, i)
+            plane = (env.plane + 1) % self.planes
+            if env.gone_on != TAKEABLE or not env.goes_on or not shm_answered(env.rsp, env.following):
+                continue
+            if self.flags[plane * self.num_envs + i]:
+                continue
+            env.gone_on = NOT
+            if <int32_t>(env.following - env.given) > 0:
+                env.given = env.following
+            env.previous, env.plane = env.plane, plane
+            self.written[plane * self.num_envs + i] = self.serial
+            shm_command(env.cmd, env.given)
+            out[found] = i
+            found += 1
+        return found
 
     cdef look_for_damage(self, int64_t now):
         """Alert where an answer was taken back: with others at hand, no wait for it is long enough for a heartbeat."""
@@ -316,8 +377,17 @@ cdef class Port:
         return bool(shm_answered(self.envs[env_id].rsp, self.envs[env_id].owed))
 
     def is_busy(self, uint32_t env_id, uint32_t number):
-        """Whether an env's last command bears this number and is not answered."""
-        return self.envs[env_id].given == number and not shm_answered(self.envs[env_id].rsp, number)
+        """Whether an env's last command bears this number, or the reset by which it goes on, and is not answered."""
+        cdef Env *env = &self.envs[env_id]
+        if env.op[0] & SHM_GO_ON and shm_answered(env.rsp, env.given):
+            self.catch_up(env, env_id)
+        if env.given != number and (env.gone_on != TAKEABLE or env.following != number):
+            return False
+        return not shm_answered(env.rsp, number)
+
+    def goes_on(self, uint32_t env_id):
+        """Whether an env was told to go on by itself."""
+        return self.envs[env_id].goes_on
 
     def is_unanswered(self, uint32_t env_id):
         """Whether an env's last command is not answered."""
@@ -502,7 +572,15 @@ cdef class Port:
             self.order_one_to_quit(w)
 
     def order_one_to_quit(self, uint32_t worker):
-        """Tell one worker to end after the command at hand."""
+        """Tell one worker to end after the command at hand. What it resets by itself until then does not count."""
+        cdef uint32_t i
+        cdef Env *env
+        for i in range(self.num_envs):
+            env = &self.envs[i]
+            if env.worker == worker and env.op[0] & SHM_GO_ON and shm_answered(env.rsp, env.given):
+                self.catch_up(env, i)
+            if env.worker == worker and env.gone_on:
+                env.gone_on = VOID
         shm_give_order(self.workers[worker], SHM_QUIT)
         shm_ring_bell(self.workers[worker], os_now_ns())
 
@@ -515,6 +593,8 @@ cdef class Port:
         for i in range(self.num_envs):
             if self.envs[i].worker == worker:
                 shm_reset_channel(self.envs[i].cmd, self.envs[i].rsp)
+                self.envs[i].op[0] &= ~SHM_GO_ON
+                self.envs[i].gone_on = NOT
         shm_reset_worker(self.workers[worker])
 
     def expect_worker(self, uint32_t worker, uint32_t env_id):

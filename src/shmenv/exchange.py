@@ -290,7 +290,8 @@ class Exchange:
     ) -> tuple[Array | None, list[bytes] | None, int]:
         chosen = self.all_ids if ids is None else ids
         if code == _port.RESET:
-            return ids, self.recovery.begin_resets(chosen, payloads), plane
+            left, payloads = self.recovery.begin_resets(chosen, payloads)
+            return (ids, payloads, plane) if left is chosen else (left, payloads, -1)
         if not self.recovery.odd:
             return ids, payloads, plane
         left = self.recovery.answer_instead(chosen)
@@ -435,7 +436,7 @@ class Exchange:
         else:
             rows = self.rows.gather(ids, objects, final_objects, out)
         obs, reward, terminated, truncated, final_obs = rows
-        if not self.plan.has_final_rows:
+        if infos and not self.plan.has_final_rows:
             ended = terminated | truncated
             final_infos = [info if over else b"" for info, over in zip(infos, ended.tolist(), strict=False)]
         if not self.recovery.quiet:
@@ -456,6 +457,26 @@ class Exchange:
             Infos(final_infos) if any(final_infos) else Infos.empty(m), port if plane >= 0 else None, plane,
         )  # fmt: skip
         return batch if out is None else out.take(batch)
+
+    def go_on(self, ids: Array, on: bool) -> None:
+        """Have these envs go on with the reset after an episode by themselves. Any thread may call this."""
+        if self.plan.autoreset != "disabled" or self._debug:
+            raise UsageError('go_on: needs a pool with autoreset="disabled" and without debug')
+        self.port.go_on(ids, on)
+
+    def take_resets(self, ids: Array) -> tuple[Array, Any]:
+        """Of these envs, which were told to go on: those whose reset is done, and copies of their observations."""
+        done = np.empty(len(ids), np.uint32)
+        done = done[: self.port.take_resets(ids, done) if self.recovery.quiet else 0]
+        if not len(done):
+            return done, None
+        if self._plane >= 0:
+            self._viewed[...] = -1 if self._copy else self._plane
+            self._plane = -1
+        self._viewed[done] = -1
+        self._state[done] = READY
+        self._blocked = int(np.count_nonzero(self._state))
+        return done, self.rows.gather_obs(done)
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""

@@ -77,6 +77,7 @@ class ManagedEnv(GymEnv):
         self.obs_node = kind.obs_node
         self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was
         self.reward_shape = ()
+        self._orders: dict[str, Any] = {}
         self._seeding = 0
         self._replay: str | None = None
         self._some_obs: Any = None  # for the row of an abnormal timestep, whose own need not fit
@@ -84,7 +85,9 @@ class ManagedEnv(GymEnv):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Do what the manager orders: replay, seed, reset. The env's own info of a reset is dropped."""
-        ordered = options or {}
+        if options is not None:
+            self._orders = options
+        ordered = self._orders  # a reset that nobody had to give: as the last one
         seeding, replay = ordered["seeding"], ordered["replay"]
         if replay != self._replay and replay is not None:
             self.save_replay(replay)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmenv import manager_config
+from shmenv._steps import chosen, ready
 from shmenv.arguments import PackedOptions
 from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, WorkerError
 from shmenv.managed import orders
@@ -61,6 +62,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         ids = sorted(params)
         while asked := self._owed.intersection(ids):
             self._receive(len(asked))
+        self._keep_going_on(self._going_on.difference(ids))
         before = dict(self._reset_param)
         self._reset_param.update(params)
         try:
@@ -102,6 +104,13 @@ class AsyncSubprocessEnvManager(ManagerBase):
         self._failures = [error for error in self._failures if error not in told]
         self._env_states.update(dict.fromkeys(ids, EnvState.RESET))
         self._owed.update(ids)
+        self._resets.update(ids)
+        going_on = {i for i in ids if self._may_go_on(i)}
+        if not going_on.issubset(self._going_on):
+            self._going_on.update(going_on)
+            pool.go_on(sorted(going_on), True)
+        if len(going_on) < len(ids):
+            self._keep_going_on(self._going_on.difference(ids).union(going_on))
         self._ended.difference_update(ids)
         self._doomed.difference_update(ids)
         for table in filter(None, (self._held, self._odd)):
@@ -146,10 +155,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
         polled = False
         while True:
             self._raise_failure()
-            ready, states = self.ready_env, self._env_states.values()
-            if EnvState.RESET in states:
-                if self._waits_for_resets or not (ready or self._held):
-                    need = 1 if EnvState.STEPPING in states or not self._waits_for_resets else len(self._owed)
+            found = ready(self._env_states, EnvState.RUN, self._ready_obs, self._undelivered)
+            if self._resets:
+                if self._waits_for_resets or not (found or self._held):
+                    need = 1 if self._is_stepping() or not self._waits_for_resets else len(self._owed)
                     if not self._receive(need, None if deadline is None else max(0.0, deadline - time.monotonic())):
                         raise RecvTimeoutError(f"no env was ready within {limit} s: {self!r}. Ask again")
                     continue
@@ -157,8 +166,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     polled = True
                     self._receive(1, timeout=0.0)
                     continue
-            if ready or self.done or EnvState.STEPPING in states:
-                return {i: self._ready_obs[i] for i in ready}
+            if found or self.done or self._is_stepping():
+                return found
             raise UsageError(f"no env can become ready: {self!r}. reset() those in ERROR and NEED_RESET")
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Any]:
@@ -183,11 +192,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
         start = time.monotonic()
         with self._unbroken:
             pool = self._open()
-            self._check_ready(actions)
+            ids, chosen_actions = self._chosen(actions)
             self._raise_failure()
-            ids = sorted(actions)
             if ids:
-                self._send(pool, ids, [actions[i] for i in ids])
+                self._send(pool, ids, chosen_actions)
             self._collect(ids, start)
             self._take_over(pool, self._order(actions))
             self._await_in_place()
@@ -197,13 +205,15 @@ class AsyncSubprocessEnvManager(ManagerBase):
     def _order(self, actions: Mapping[int, Any]) -> list[int]:
         return sorted(self._held)
 
-    def _check_ready(self, actions: Any) -> None:
+    def _chosen(self, actions: Any) -> tuple[list[int], list[Any]]:
+        """The envs in `actions`, ascending, and their actions."""
         if not isinstance(actions, Mapping):
             raise UsageError(f"actions must be a dict by env id, not a {type(actions).__name__}")
         states, run = self._env_states, EnvState.RUN
+        found = chosen(dict(actions), states, run, self._undelivered)
+        if found is not None:
+            return found
         for i in actions:
-            if type(i) is int and states.get(i) is run and i not in self._undelivered:
-                continue
             state = EnvState.STEPPING if self._known(i) in self._undelivered else states[i]
             if state is not run:
                 hint = {
@@ -212,6 +222,8 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     EnvState.DONE: "it has played its episodes",
                 }.get(state, f"reset({{{i}: None}}) it first")
                 raise UsageError(f"env {i} cannot be stepped in state {state.name}: {hint}. Nothing was sent")
+        ids = sorted(actions)
+        return ids, [actions[i] for i in ids]
 
     def _send(self, pool: Pool, ids: list[int], actions: list[Any]) -> None:
         while True:
@@ -224,9 +236,11 @@ class AsyncSubprocessEnvManager(ManagerBase):
         self._env_states.update(dict.fromkeys(ids, EnvState.STEPPING))
         self._owed.update(ids)
 
-    def _owed_steps(self) -> list[int]:
-        states, stepping = self._env_states, EnvState.STEPPING
-        return [i for i in self._owed if states[i] is stepping]
+    def _owed_steps(self) -> int:
+        return len(self._owed) - len(self._resets)
+
+    def _is_stepping(self) -> bool:
+        return bool(self._held) or self._owed_steps() > 0
 
     def _collect(self, asked: list[int], start: float) -> None:
         """Receive until enough timesteps are held."""
@@ -234,7 +248,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         while owed := self._owed_steps():
             timeout = None
             if linger is None:
-                need = len(self._owed.intersection(asked)) if asked else len(owed)
+                need = len(self._owed.intersection(asked)) if asked else owed
                 if not need:
                     return
             else:
@@ -243,7 +257,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     timeout = start + linger - time.monotonic()
                     if timeout <= 0:
                         return
-                need = min(max(need, 1), len(owed))
+                need = min(max(need, 1), owed)
             self._receive(need, timeout)
             self._raise_failure()
 
@@ -254,10 +268,12 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _take_over(self, pool: Pool, ids: list[int]) -> None:
         """Deliver the held timesteps: what they say of their envs is so from here, and resets that follow start."""
-        cfg, held, over = self._cfg, self._held, list[int]()
-        self._undelivered = {**{i: held.pop(i) for i in ids}, **self._undelivered}
-        going_on = [i for i in ids if i not in self._ended and i not in self._odd]
-        self._env_states.update(dict.fromkeys(going_on, EnvState.RUN))
+        cfg, over = self._cfg, list[int]()
+        held, self._held = self._held, {}
+        taken = held if list(held) == ids else {i: held[i] for i in ids}
+        self._undelivered = {**taken, **self._undelivered} if self._undelivered else taken
+        playing = set(ids).difference(self._ended, self._odd)
+        self._env_states.update(dict.fromkeys(playing, EnvState.RUN))
         for i in self._odd.keys() & ids:
             if self._odd.pop(i).lost:
                 over.append(i)
@@ -274,11 +290,27 @@ class AsyncSubprocessEnvManager(ManagerBase):
             else:
                 over.append(i)
         self._ended.difference_update(ids)
-        if over and cfg.auto_reset:
-            self._send_resets(pool, over)
-            self._in_place.update(over if cfg.reset_inplace else ())
-        else:
+        if not cfg.auto_reset:
             self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
+            return
+        self._in_place.update(over if cfg.reset_inplace else ())
+        done = self._take_resets(pool, over)
+        left = [i for i in over if i not in done]
+        if left:
+            self._send_resets(pool, left)
+
+    def _take_resets(self, pool: Pool, over: list[int]) -> list[int]:
+        """Take over what envs have reset by themselves, as far as they are ready. Returns these."""
+        going_on = sorted(self._going_on.intersection(over))
+        done, obs = pool.take_resets(going_on) if going_on else ([], None)
+        if not done:
+            return []
+        self._ready_obs.update(zip(done, self._reader.observations(obs, len(done)), strict=True))
+        self._env_states.update(dict.fromkeys(done, EnvState.RUN))
+        last = [i for i in done if not self._may_go_on(i)]
+        if last:
+            self._keep_going_on(self._going_on.difference(last))
+        return done
 
     def _await_in_place(self) -> None:
         """Wait for the resets whose observations take the places of the last ones in what is delivered."""
@@ -305,14 +337,15 @@ class AsyncSubprocessEnvManager(ManagerBase):
         finally:
             pool._turn.waits = False
         ids, states = batch.env_id.tolist(), self._env_states
-        observations = self._reader.observations(batch)
+        observations = self._reader.observations(batch.obs, len(ids))
         self._owed.difference_update(ids)
         self._ready_obs.update(zip(ids, observations, strict=True))  # before the states say that they are there
-        resets = [i for i in ids if states[i] is EnvState.RESET]
+        resets = self._resets.intersection(ids) if self._resets else ()
+        self._resets.difference_update(resets)
         held, odd = dict[int, Any](), dict[int, Odd]()
         if len(resets) < len(ids):
             timesteps, odd = self._reader.timesteps(batch, observations)
-            held.update(zip(ids, timesteps, strict=True))
+            held = dict(zip(ids, timesteps, strict=True))
         for i in resets:
             states[i] = EnvState.RUN
             held.pop(i, None)
@@ -357,6 +390,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
                     new = True
             elif i in self._owed or (state == EnvState.RUN and i in unable):
                 self._owed.discard(i)
+                self._resets.discard(i)
                 self._ready_obs.pop(i, None)
                 self._env_states[i] = EnvState.ERROR
                 new = True
@@ -384,11 +418,14 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
     _waits_for_resets = True
 
     def _order(self, actions: Mapping[int, Any]) -> list[int]:
-        return [*(i for i in actions if i in self._held), *sorted(self._held.keys() - actions.keys())]
+        ids = list(actions)
+        if ids == list(self._held):
+            return ids
+        return [*(i for i in ids if i in self._held), *sorted(self._held.keys() - actions.keys())]
 
     def _collect(self, asked: list[int], start: float) -> None:
         while owed := self._owed_steps():
-            self._receive(len(owed))
+            self._receive(owed)
             self._raise_failure()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar, NoReturn, Self
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import numpy as np
 
 from shmenv import manager_config
+from shmenv._steps import ready
 from shmenv._turn import Turn
 from shmenv.arguments import PackedOptions
 from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
@@ -55,6 +56,7 @@ class ManagerBase(ABC):
         self._env_episode_count = dict.fromkeys(range(n), 0)
         self._ready_obs: dict[int, Any] = {}  # the newest observations; those of envs in RUN are shown
         self._owed: set[int] = set()  # envs with a command whose answer has not come
+        self._resets: set[int] = set()  # those of them that are being reset, by `send_reset`
         self._held: dict[int, Any] = {}  # timesteps that have come for step() to return
         self._odd: dict[int, Odd] = {}  # those of them that are
         self._ended: set[int] = set()  # those of them that end an episode
@@ -67,6 +69,7 @@ class ManagerBase(ABC):
         self._doomed: set[int] = set()  # envs whose worker has ended since it gave the answer that they still owe
         self._reset_param: dict[int, dict[str, Any]] = {i: {} for i in range(n)}
         self._packed: dict[int, tuple[Any, PackedOptions]] = {}  # what resets without arguments are told, by env
+        self._going_on: set[int] = set()  # envs whose workers begin the next reset by themselves
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(n))
         self._env_seeding = dict.fromkeys(range(n), 0)
         self._env_dynamic_seed: bool | None = None
@@ -103,6 +106,7 @@ class ManagerBase(ABC):
         cfg = self._cfg = manager_config.checked(self.config, {**self._cfg, **keys})
         if self._pool is not None:
             self._pool.set_retries(max(1, cfg.max_retry), cfg.retry_type, cfg.retry_waiting_time)
+        self._keep_going_on([i for i in self._going_on if self._may_go_on(i)])
 
     # -- what it is
 
@@ -128,8 +132,7 @@ class ManagerBase(ABC):
     @property
     def ready_env(self) -> list[int]:
         """The envs that take an action now, ascending. Does not wait."""
-        ids = [i for i, state in self._env_states.items() if state is EnvState.RUN]
-        return [i for i in ids if i not in self._undelivered] if self._undelivered else ids
+        return list(ready(self._env_states, EnvState.RUN, self._env_states, self._undelivered))
 
     ready_obs_id = ready_env
 
@@ -216,6 +219,7 @@ class ManagerBase(ABC):
         self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
         for kept in (
             self._owed,
+            self._resets,
             self._held,
             self._odd,
             self._ended,
@@ -224,6 +228,7 @@ class ManagerBase(ABC):
             self._failures,
             self._doomed,
             self._ready_obs,
+            self._going_on,
         ):
             kept.clear()
 
@@ -322,6 +327,7 @@ class ManagerBase(ABC):
             self._seeded_at[i] = self._generations[i]
         self._env_dynamic_seed = dynamic_seed
         self._samples_from = None
+        self._keep_going_on(())
 
     def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
         """Have each env save replays from its next reset on, also after a restart.
@@ -337,6 +343,7 @@ class ManagerBase(ABC):
         if len(paths) != self._env_num:
             raise UsageError(f"enable_save_replay: {self._env_num} envs, but {len(paths)} paths")
         self._env_replay_path.update(enumerate(paths))
+        self._keep_going_on(())
         if not self._closed:
             for i, path in enumerate(paths):
                 self._ask(SAVE_REPLAY, path, env_id=i)
@@ -420,6 +427,22 @@ class ManagerBase(ABC):
 
     @abstractmethod
     def _raise_failure(self, ids: Sequence[int] | None = None) -> None: ...
+
+    def _may_go_on(self, env_id: int) -> bool:
+        """Whether an env may be reset as last time as soon as its episode ends.
+
+        Not where the caller may change the arguments until then, nor a view that the reset would write over.
+        """
+        cfg = self._cfg
+        is_last = self._env_episode_count[env_id] + 1 >= cfg.episode_num
+        return cfg.auto_reset and cfg.copy_on_get and not is_last and not self._reset_param[env_id]
+
+    def _keep_going_on(self, ids: Collection[int]) -> None:
+        """Of the envs that go on by themselves, stop all but these."""
+        stopped = self._going_on.difference(ids)
+        if stopped and self._pool is not None:
+            self._going_on.difference_update(stopped)
+            self._pool.go_on(sorted(stopped), False)
 
     def _open(self) -> Pool:
         pool = self._pool

@@ -379,6 +379,39 @@ class Pool:
             exchange.seeds.give(ids, seeds)
             exchange.command(ids, _port.RESET, payloads, whole=False)
 
+    def go_on(self, env_id: EnvIds, on: bool) -> None:
+        """Have some envs reset by their workers as soon as an episode ends. Only with autoreset "disabled", no debug.
+
+        The step's row comes as ever, before the reset is done. The next `send_reset` of the env then sends nothing: it
+        takes up what is under way, unless this was switched off by then. Its seed and options are what a new worker
+        would be told; the reset under way has none.
+
+        Args:
+            env_id: which envs; from their next step on.
+            on: whether they do.
+
+        Raises:
+            UsageError: the pool has another mode, or an id is unknown. ClosedError: the pool is closed.
+        """
+        exchange: Exchange | None = getattr(self, "_exchange", None)
+        if exchange is None:
+            raise ClosedError("the pool is closed")
+        exchange.go_on(env_ids(env_id, exchange.all_ids)[0], on)
+
+    def take_resets(self, env_id: Sequence[int]) -> tuple[list[int], Any]:
+        """Take up, without waiting, what envs have done that `go_on` by themselves and whose last step was received.
+
+        Args:
+            env_id: some of those envs, ascending.
+
+        Returns:
+            The envs of them whose reset is done, and their observations as `recv` would give them, in memory of their
+            own; None where there is no env. All others, failed resets too, are for `send_reset`.
+        """
+        with self._turn:
+            done, obs = self._own_exchange().take_resets(np.array(env_id, np.uint32))
+        return done.tolist(), obs
+
     def set_retries(
         self, max_retry: int, retry_type: Literal["reset", "renew"] = "reset", retry_waiting_time: float = 0.1
     ) -> None:

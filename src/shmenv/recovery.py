@@ -23,6 +23,7 @@ from shmenv.substitutes import Substitutes
 from shmenv.supervisor import Supervisor
 from shmenv.whereabouts import Whereabouts
 from shmenv.worker import CONSTRUCT
+from shmenv.worker import RESET as IN_RESET
 
 logger = logging.getLogger("shmenv")
 
@@ -73,6 +74,7 @@ class Recovery:
         self.lost_calls: dict[int, WorkerError] = {}  # envs whose worker ended in a call
         self._unplayed: dict[int, str] = {}  # idle envs that were lost, until their next command (policy restart)
         self._stale: dict[int, tuple[WorkerError | None, bool]] = {}  # envs that a worker answered before it ended
+        self._lost_resets: dict[int, tuple[WorkerError, Handle]] = {}  # envs whose worker ended as they went on
         self._attempts: dict[int, int] = {}  # of the reset at hand
         self._spent: set[int] = set()  # envs whose reset has failed for good, which the caller has not been told yet
         self._kept: set[int] = set()  # envs whose reset at hand completes a row that is half there
@@ -123,16 +125,27 @@ class Recovery:
 
     # -- commands of the caller
 
-    def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> list[bytes] | None:
-        """The caller resets these envs: what was wrong with them is over. Returns the payloads to send."""
-        chosen = list(payloads) if payloads is not None else [b""] * len(ids)
-        for k, i in enumerate(ids.tolist()):
+    def begin_resets(self, ids: Array, payloads: list[bytes] | None) -> tuple[Array, list[bytes] | None]:
+        """The caller resets these envs: what was wrong with them is over. Returns the ids to send to, and payloads.
+
+        An env whose worker did not survive the reset by which the env went on, as often as allowed, gets that error.
+        """
+        chosen = dict(zip(ids.tolist(), payloads or [b""] * len(ids), strict=True))
+        for i in ids.tolist():
             self._forget(i)
             self._stale.pop(i, None)
+            if i in self._lost_resets:
+                error, handle = self._lost_resets.pop(i)
+                if self._x.port.goes_on(i) and not self._is_repeated(i, handle, guilty=True):
+                    self._needs_reset(i)
+                    self._x.report(error, np.array([i], np.uint32))
+                    del chosen[i]
+                    continue
             if i in self._x.seeds.due:
                 self._x.seeds.due.discard(i)
-                chosen[k] = self._x.seeds.payload(i, chosen[k])
-        return chosen if any(chosen) else None
+                chosen[i] = self._x.seeds.payload(i, chosen[i])
+        left = ids if len(chosen) == len(ids) else np.array(list(chosen), np.uint32)
+        return left, list(chosen.values()) if any(chosen.values()) else None
 
     def drop_retries(self) -> Array:
         """Let go of resets that wait for their next attempt. Returns their envs, which owe an answer still."""
@@ -256,6 +269,8 @@ class Recovery:
         given_up = [i for i in sorted(unanswered) if not self._answer_for(i, error, handle, i in ended, i == env_id)]
         if given_up:
             x.report(error, np.array(given_up, np.uint32))
+        if phase == IN_RESET and env_id is not None and env_id not in unanswered:
+            self._lost_resets[env_id] = error, handle
         for i in handle.ids:
             if i not in unanswered and port.is_owed(i):
                 self._stale[i] = error, dropped
@@ -288,6 +303,7 @@ class Recovery:
             self._x.set_state(i, LOST)
             self._x.seeds.due.discard(i)
             self._stale.pop(i, None)
+            self._lost_resets.pop(i, None)
             if i in unanswered or not port.is_owed(i):
                 calls = self.lost_calls.get(i)
                 self._forget(i)
@@ -398,8 +414,8 @@ class Recovery:
             if i in self._stale:
                 self._lost_idle(i, *self._stale.pop(i))
         tables = (
-            self.untold, self.lost_calls, self._unplayed, self._stale, self._x.seeds.due, self._attempts, self._kept,
-            self._spent, self._deferred, self._retry_at, self._renew_at, self._restart_at,
+            self.untold, self.lost_calls, self._unplayed, self._stale, self._lost_resets, self._x.seeds.due,
+            self._attempts, self._kept, self._spent, self._deferred, self._retry_at, self._renew_at, self._restart_at,
         )  # fmt: skip
         self.quiet = not (self.substitutes.pending or any(tables))
 

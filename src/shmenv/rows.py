@@ -111,7 +111,7 @@ class Rows:
                 break
         self._notes[plane, i, : len(record)] = np.frombuffer(record, np.uint8)
         self._heads[plane, i] = len(record), 0
-        self._flags[plane, i] = _port.ROW_ERROR | _port.ROW_NOTE
+        self._flags[plane, i] = _port.ROW_ERROR | _port.ROW_NOTE | (self._flags[plane, i] & _port.ROW_NEEDS_RESET)
 
     def read_spilled(self, env_id: int, plane: int, final: bool, length: int) -> bytes:
         """A side area that lies in the spill."""
@@ -145,6 +145,10 @@ class Rows:
             target = None if out is None or out.final_obs is out.obs else out.final_obs
             final_obs = self._gathered_obs("final_obs", self.final, ids, final_objects, target)
         return obs, reward, terminated, truncated, final_obs
+
+    def gather_obs(self, ids: Array) -> Any:
+        """The observations of these envs, arrays alone, each from its plane, copied into new arrays."""
+        return self._gathered_obs("obs", self.obs, ids, (), None)
 
     def _gathered_obs(self, name: str, fields: list[Array], ids: Array, objects: Sequence[Any], out: Any) -> Any:
         targets = [None] * len(fields) if out is None else self._arrays_of(out)

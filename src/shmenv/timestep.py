@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shmenv import codec
+from shmenv._steps import plain_timesteps
 from shmenv.batch import Batch
 from shmenv.info import Infos
 from shmenv.layout import DictNode, Node, TupleNode
@@ -55,9 +55,9 @@ class TimestepReader:
         self._node, self._copies = node, copies
         self._classes: dict[bytes, Any] = {b"": BaseEnvTimestep}
 
-    def observations(self, batch: Batch) -> list[Any]:
-        """The observation in each row, as the space declares it."""
-        return self._rows(self._node, batch.obs, len(batch))
+    def observations(self, obs: Any, n: int) -> list[Any]:
+        """The observation in each of a batch's n rows, as the space declares it."""
+        return self._rows(self._node, obs, n)
 
     def _rows(self, node: Node, obs: Any, n: int) -> list[Any]:
         if type(obs) is np.ndarray:
@@ -75,14 +75,11 @@ class TimestepReader:
     def timesteps(self, batch: Batch, observations: list[Any]) -> tuple[list[Any], dict[int, Odd]]:
         """The timestep in each row, as if each were the answer to a step, and by row what is odd about some."""
         rewards, odd = batch.reward.tolist(), dict[int, Odd]()
-        if not batch.info.is_empty() or batch.truncated.any():
-            flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), strict=True)
-            rows = zip(observations, rewards, flags, strict=True)
-            return [self._timestep(batch.info, row, *values, odd) for row, values in enumerate(rows)], odd
-        # Almost every batch: made without a call an env.
-        infos: list[dict[str, Any]] = [{} for _ in rewards]
-        values = zip(observations, rewards, batch.terminated.tolist(), infos, strict=True)
-        return list(map(tuple.__new__, repeat(BaseEnvTimestep), values)), odd
+        terminated, truncated = batch.terminated.tolist(), batch.truncated.tolist()
+        if batch.info.is_empty() and True not in truncated:  # almost every batch
+            return plain_timesteps(BaseEnvTimestep, observations, rewards, terminated), odd
+        rows = zip(observations, rewards, zip(terminated, truncated, strict=True), strict=True)
+        return [self._timestep(batch.info, row, *values, odd) for row, values in enumerate(rows)], odd
 
     def _timestep(
         self, infos: Infos, row: int, obs: Any, reward: float, flags: tuple[bool, bool], odd: dict[int, Odd]

@@ -262,6 +262,7 @@ class Worker:
             buffer,
             plan.places(setup.worker_id),
             num_envs=plan.num_envs,
+            planes=plan.planes,
             autoreset=AUTORESET_MODES.index(plan.autoreset),
             note_bytes=NOTE_BYTES,
             spin_ns=setup.spin_ns,

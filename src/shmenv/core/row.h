@@ -10,7 +10,9 @@ enum { SHM_OP_RESET = 1, SHM_OP_STEP = 2, SHM_OP_CALL = 3 };
 enum {
     SHM_HAS_PAYLOAD = 1 << 16, /* something lies in the env's inbound area */
     SHM_KEEP_ROW = 1 << 17,    /* a reset whose reward, flags and final row are there already, and stay */
-    SHM_WHOLE = 1 << 18        /* nobody looks at the answer before all that were asked with it are in */
+    SHM_WHOLE = 1 << 18,       /* nobody looks at the answer before all that were asked with it are in */
+    SHM_GO_ON = 1 << 19        /* a step: if its row needs a reset, that is the next command, without being given: it has no
+                                  payload, and its answer goes to the next plane */
 };
 
 /* Flag word of a row, written by the worker before shm_respond; 0 is the plain case that costs nothing.

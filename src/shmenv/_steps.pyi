@@ -1,0 +1,9 @@
+from typing import Any
+
+def chosen(
+    actions: dict[int, Any], states: dict[int, Any], run: object, undelivered: dict[int, Any]
+) -> tuple[list[int], list[Any]] | None: ...
+def ready(
+    states: dict[int, Any], run: object, observations: dict[int, Any], undelivered: dict[int, Any]
+) -> dict[int, Any]: ...
+def plain_timesteps(cls: type, observations: list[Any], rewards: list[float], dones: list[bool]) -> list[Any]: ...

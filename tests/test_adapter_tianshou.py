@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import warnings
@@ -25,7 +26,7 @@ with warnings.catch_warnings():
     pytest.importorskip("tianshou", reason="tianshou is not installed here: `make frameworks` runs these")
     from tianshou.algorithm.algorithm_base import RandomActionPolicy
     from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
-    from tianshou.env import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
+    from tianshou.env import BaseVectorEnv, DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 
     from shmenv.adapters.tianshou import ShmVectorEnv
 
@@ -169,6 +170,14 @@ def test_actions_reach_the_envs_as_they_are(make: Make, given: Any) -> None:
         envs.reset()
         envs.step(given)
     assert same(ours.get_env_attr("kept"), theirs.get_env_attr("kept"))
+
+
+def test_arguments_have_subproc_vector_envs_order() -> None:
+    theirs = list(inspect.signature(SubprocVectorEnv.__init__).parameters)
+    assert list(inspect.signature(ShmVectorEnv.__init__).parameters)[: len(theirs)] == theirs
+    envs = ShmVectorEnv([ScriptedEnv] * 2, 1, 9.0, True, "fork")
+    assert (envs.wait_num, envs.timeout, envs.is_async) == (1, 9.0, True)
+    envs.close()
 
 
 def test_first_come_first_served(make: Make, gate: Callable[[int], Gate]) -> None:

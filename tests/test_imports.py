@@ -117,6 +117,16 @@ def test_import_shmenv_loads_no_optional_package() -> None:
     """)
 
 
+def test_adapters_need_no_import_of_their_own() -> None:
+    run_python("""
+        import shmenv, sys
+        assert shmenv.adapters and "gymnasium" not in sys.modules
+        assert shmenv.adapters.gymnasium.ShmVectorEnv.__name__ == "ShmVectorEnv"
+        for module in (shmenv, shmenv.adapters):
+            assert not hasattr(module, "nope")
+    """)
+
+
 def test_import_shmenv_has_no_side_effect() -> None:
     run_python("""
         import logging, multiprocessing, os, signal, sys

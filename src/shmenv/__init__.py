@@ -1,7 +1,8 @@
 """Steps reinforcement-learning environments in worker processes, through shared memory, fast and restartable."""
 
 import importlib
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from shmenv.batch import Batch
 from shmenv.buffer import SeqlockBuffer, ShmBuffer, ShmBufferContainer
@@ -75,3 +76,12 @@ def make_vec(id: Any, num_envs: int = 1, **kwargs: Any) -> Any:
         ImportError: Gymnasium is missing or too old. The text says what to install.
     """
     return importlib.import_module("shmenv.adapters.registered").make_vec(id, num_envs, **kwargs)
+
+
+if not TYPE_CHECKING:  # for whom any attribute would be one
+
+    def __getattr__(name: str) -> ModuleType:
+        """`shmenv.adapters`, imported only when it is asked for."""
+        if name == "adapters":
+            return importlib.import_module("shmenv.adapters")
+        raise AttributeError(f"module 'shmenv' has no attribute {name!r}")

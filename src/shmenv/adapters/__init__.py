@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 
 def require(package: str, at_least: str, extra: str) -> ModuleType:
@@ -33,3 +34,12 @@ def _numbers(version: str) -> list[int]:
     """What a version starts with, to compare: "1.4.0a1" and "v1.4.0" are [1, 4, 0]."""
     leading = re.match(r"v?(\d+(\.\d+)*)", version)
     return [int(number) for number in leading[1].split(".")] if leading else []
+
+
+if not TYPE_CHECKING:  # for whom any attribute would be one
+
+    def __getattr__(name: str) -> ModuleType:
+        """An adapter, imported only when it is asked for, and its framework with it."""
+        if name in ("ding", "gymnasium", "pettingzoo", "sb3", "tianshou"):
+            return importlib.import_module(f"shmenv.adapters.{name}")
+        raise AttributeError(f"module 'shmenv.adapters' has no attribute {name!r}")

@@ -35,6 +35,7 @@ class ShmVectorEnv(BaseVectorEnv):  # type: ignore[misc]  # Any where the framew
         wait_num: how many envs `step` waits for; None: all it was given. With fewer than all, or with a timeout, it is
             asynchronous: infos say in "env_id" which envs these are, and `step(None)` waits for more.
         timeout: seconds after which `step` returns what is ready, at least one env.
+        share_memory: taken for SubprocVectorEnv's sake. Observations come through shared memory either way.
         context: start method of the workers; None is "forkserver".
         **pool_options: what else `Pool` takes: num_workers, on_error, step_timeout, reset_timeout, max_retry, affinity,
             shared_memory, and so on.
@@ -48,6 +49,7 @@ class ShmVectorEnv(BaseVectorEnv):  # type: ignore[misc]  # Any where the framew
         env_fns: Sequence[Callable[[], Any]],
         wait_num: int | None = None,
         timeout: float | None = None,
+        share_memory: bool = False,
         context: str | None = None,
         **pool_options: Any,
     ) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Container
 from typing import Any
 
 def chosen(
@@ -6,4 +7,7 @@ def chosen(
 def ready(
     states: dict[int, Any], run: object, observations: dict[int, Any], undelivered: dict[int, Any]
 ) -> dict[int, Any]: ...
+def mark(
+    states: dict[int, Any], ids: list[int], state: object, ended: Container[int] = (), odd: Container[int] = ()
+) -> None: ...
 def plain_timesteps(cls: type, observations: list[Any], rewards: list[float], dones: list[bool]) -> list[Any]: ...

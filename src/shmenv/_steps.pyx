@@ -47,6 +47,14 @@ def ready(dict states not None, run, dict observations not None, dict undelivere
     return found
 
 
+def mark(dict states not None, list ids not None, state, ended=(), odd=()):
+    """Put these envs into a state, but for those that are in `ended` or `odd`."""
+    cdef bint some_ended = bool(ended), some_odd = bool(odd)
+    for i in ids:
+        if not (some_ended and i in ended or some_odd and i in odd):
+            states[i] = state
+
+
 def plain_timesteps(cls, list observations not None, list rewards not None, list dones not None):
     """A timestep for each row, each with an empty info. `cls` is a named tuple of four."""
     cdef Py_ssize_t row

@@ -259,8 +259,7 @@ class Exchange:
         planes = self.plan.planes
         if self._plane >= 0:
             return (self._plane + 1) % planes
-        free = [plane for plane in range(planes) if not (self._viewed == plane).any()]
-        return free[0] if free else -1
+        return next((plane for plane in range(planes) if not np.count_nonzero(self._viewed == plane)), -1)
 
     def command(
         self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int = -1, *, whole: bool
@@ -354,7 +353,8 @@ class Exchange:
         """Hand out a whole plane as it is, where all envs' answers are in; None where that takes more."""
         port, plane = self.port, self._plane
         flags = port.row_flags(None)
-        plain = not flags or (self.plan.has_final_rows and not flags & ~_port.ROW_NOTES)
+        beside = flags & ~_port.ROW_NEEDS_RESET
+        plain = not beside or (self.plan.has_final_rows and not flags & ~_port.ROW_NOTES)
         if not plain or not self._whole or plane < 0 or self._blocked or self._special:
             return None
         info = final_info = self._none
@@ -365,6 +365,8 @@ class Exchange:
                 final_info = Infos(self.rows.notes(self.all_ids, True, flags)[0])
         except DamageError:  # `collect` finds it again
             return None
+        if flags & _port.ROW_NEEDS_RESET:
+            self._take_states(self.all_ids)
         port.deliver(None)
         obs, reward, terminated, truncated, final_obs = self._whole[plane]
         return Batch(self._env_id, obs, reward, terminated, truncated, info, final_obs, final_info, port, plane)
@@ -442,8 +444,7 @@ class Exchange:
         if not self.recovery.quiet:
             infos, final_infos = self.recovery.substitutes.mark(ids, infos, final_infos)
         if flags & _port.ROW_NEEDS_RESET or self._blocked:
-            port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
-            self._blocked = int(np.count_nonzero(self._state != READY))
+            self._take_states(ids)
         if self._plane < 0:
             self._viewed[ids] = plane
         if not self.recovery.quiet or self.rows.has_objects:
@@ -477,6 +478,10 @@ class Exchange:
         self._state[done] = READY
         self._blocked = int(np.count_nonzero(self._state))
         return done, self.rows.gather_obs(done)
+
+    def _take_states(self, ids: Array) -> None:
+        self.port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
+        self._blocked = int(np.count_nonzero(self._state))
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""

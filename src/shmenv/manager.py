@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmenv import manager_config
-from shmenv._steps import chosen, ready
+from shmenv._steps import chosen, mark, ready
 from shmenv.arguments import PackedOptions
 from shmenv.errors import EnvError, RecvTimeoutError, ShmenvError, UsageError, WorkerError
 from shmenv.managed import orders
@@ -150,7 +150,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             return self._await_ready()
 
     def _await_ready(self) -> dict[int, Any]:
-        limit = self._cfg.ready_timeout
+        limit = self._cfg["ready_timeout"]
         deadline = None if limit is None else time.monotonic() + limit
         polled = False
         while True:
@@ -210,7 +210,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         if not isinstance(actions, Mapping):
             raise UsageError(f"actions must be a dict by env id, not a {type(actions).__name__}")
         states, run = self._env_states, EnvState.RUN
-        found = chosen(dict(actions), states, run, self._undelivered)
+        found = chosen(actions if type(actions) is dict else dict(actions), states, run, self._undelivered)
         if found is not None:
             return found
         for i in actions:
@@ -233,7 +233,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             except WorkerError as error:  # nothing was sent
                 self._fail(error)
                 self._raise_failure()
-        self._env_states.update(dict.fromkeys(ids, EnvState.STEPPING))
+        mark(self._env_states, ids, EnvState.STEPPING)
         self._owed.update(ids)
 
     def _owed_steps(self) -> int:
@@ -244,7 +244,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _collect(self, asked: list[int], start: float) -> None:
         """Receive until enough timesteps are held."""
-        linger = self._cfg.step_wait_timeout
+        linger = self._cfg["step_wait_timeout"]
         while owed := self._owed_steps():
             timeout = None
             if linger is None:
@@ -252,7 +252,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
                 if not need:
                     return
             else:
-                need = int(min(self._cfg.wait_num, max(1, len(asked)))) - len(self._held)
+                need = int(min(self._cfg["wait_num"], max(1, len(asked)))) - len(self._held)
                 if need <= 0 and not self._all_over():
                     timeout = start + linger - time.monotonic()
                     if timeout <= 0:
@@ -263,7 +263,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
 
     def _all_over(self) -> bool:
         """Whether no env takes another action after the timesteps that are held."""
-        over = self._odd.keys() if self._cfg.reset_inplace else self._odd.keys() | self._ended
+        over = self._odd.keys() if self._cfg["reset_inplace"] else self._odd.keys() | self._ended
         return len(over) == len(self._held)
 
     def _take_over(self, pool: Pool, ids: list[int]) -> None:
@@ -272,8 +272,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
         held, self._held = self._held, {}
         taken = held if list(held) == ids else {i: held[i] for i in ids}
         self._undelivered = {**taken, **self._undelivered} if self._undelivered else taken
-        playing = set(ids).difference(self._ended, self._odd)
-        self._env_states.update(dict.fromkeys(playing, EnvState.RUN))
+        mark(self._env_states, ids, EnvState.RUN, self._ended, self._odd)
         for i in self._odd.keys() & ids:
             if self._odd.pop(i).lost:
                 over.append(i)
@@ -282,7 +281,7 @@ class AsyncSubprocessEnvManager(ManagerBase):
             self._ended.discard(i)
         for i in self._doomed.difference(self._ended, over).intersection(ids):
             self._env_states[i] = EnvState.ERROR
-        counts, enough = self._env_episode_count, cfg.episode_num
+        counts, enough = self._env_episode_count, cfg["episode_num"]
         for i in sorted(self._ended.intersection(ids)):
             counts[i] += 1
             if counts[i] >= enough:
@@ -290,10 +289,10 @@ class AsyncSubprocessEnvManager(ManagerBase):
             else:
                 over.append(i)
         self._ended.difference_update(ids)
-        if not cfg.auto_reset:
+        if not cfg["auto_reset"]:
             self._env_states.update(dict.fromkeys(over, EnvState.NEED_RESET))
             return
-        self._in_place.update(over if cfg.reset_inplace else ())
+        self._in_place.update(over if cfg["reset_inplace"] else ())
         done = self._take_resets(pool, over)
         left = [i for i in over if i not in done]
         if left:

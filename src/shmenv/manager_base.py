@@ -434,8 +434,8 @@ class ManagerBase(ABC):
         Not where the caller may change the arguments until then, nor a view that the reset would write over.
         """
         cfg = self._cfg
-        is_last = self._env_episode_count[env_id] + 1 >= cfg.episode_num
-        return cfg.auto_reset and cfg.copy_on_get and not is_last and not self._reset_param[env_id]
+        is_last = self._env_episode_count[env_id] + 1 >= cfg["episode_num"]
+        return cfg["auto_reset"] and cfg["copy_on_get"] and not is_last and not self._reset_param[env_id]
 
     def _keep_going_on(self, ids: Collection[int]) -> None:
         """Of the envs that go on by themselves, stop all but these."""

@@ -20,7 +20,7 @@ IGNORED = ("cfg_type", "type", "import_names")  # DI-engine's own: of the regist
 
 
 class Config(dict[str, Any]):
-    """A dict whose keys can also be read and set as attributes."""
+    """A dict whose keys can also be read and set as attributes, which takes ten times as long."""
 
     def __getattr__(self, name: str) -> Any:
         try:

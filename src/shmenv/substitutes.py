@@ -37,7 +37,8 @@ class Substitutes:
 
     def __init__(self, plan: Plan, buffer: Any, port: Port, with_losses: bool) -> None:
         self._port, self._with_losses = port, with_losses
-        self._disabled, self._has_final_rows = plan.autoreset == "disabled", plan.has_final_rows
+        self._disabled, self._next_step = plan.autoreset == "disabled", plan.autoreset == "next_step"
+        self._has_final_rows = plan.has_final_rows
         self._flags, self._reward = plan.array("flags", buffer), plan.array("reward", buffer)
         self._terminated, self._truncated = plan.array("terminated", buffer), plan.array("truncated", buffer)
         self._obs = plan.rows("obs", buffer)
@@ -49,6 +50,8 @@ class Substitutes:
 
     def keep_rows(self, plane: int, ids: Array) -> None:
         """A command puts envs onto the plane of their last row: keep of that row what a loss may need of it."""
+        if not (self._with_losses or self._next_step):
+            return
         over, observations = self._terminated[plane, ids] | self._truncated[plane, ids], list[Array]()
         if self._with_losses:
             observations = [rows[plane, ids] for rows in self._obs]

@@ -61,8 +61,10 @@ class TimestepReader:
 
     def _rows(self, node: Node, obs: Any, n: int) -> list[Any]:
         if type(obs) is np.ndarray:
-            is_view = obs.ndim > 1 or obs.dtype.kind == "V"  # a record's scalar is a view, too; others are values
-            return [row.copy() for row in obs] if self._copies and is_view else list(obs)
+            if self._copies and obs.ndim > 1:
+                return list(map(np.ndarray.copy, obs))
+            is_record = obs.dtype.kind == "V"  # its scalars are views, too; others are values
+            return list(map(np.void.copy, obs)) if self._copies and is_record else list(obs)
         if isinstance(node, DictNode):
             keys = [key for key, _ in node.items]
             columns = [self._rows(item, obs[key], n) for key, item in node.items]

@@ -166,6 +166,30 @@ def test_an_error_in_one_envs_close_hinders_no_other(
     assert any("env 0" in text and "the window is gone" in text for text in told), told
 
 
+class UnclosableEnv(ScriptedEnv):
+    """Hangs in its close."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def close(self) -> None:
+        self.fail(self.fault)
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_native", "stop"])
+def test_an_env_that_hangs_in_its_close_is_told_with_its_stack(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    pool = make_pool([ScriptedEnv, partial(UnclosableEnv, fault), ScriptedEnv], num_workers=2, close_timeout=0.2)
+    pool.reset()
+    with caplog.at_level(logging.WARNING, "shmenv"):
+        close_in_time(pool)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "in close of env 1" in told
+    assert ("in close\n" in told and "test_pool_close.py" in told) if fault != "stop" else "did not print" in told
+
+
 def test_a_pool_that_is_dropped_ends_its_workers() -> None:
     pool = shmenv.Pool([ScriptedEnv] * 2, context="fork", num_workers=2)
     pool.reset()

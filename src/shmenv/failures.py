@@ -77,6 +77,18 @@ class Coroner:
             exitcode=None,
         )
 
+    def close_timed_out(self, waiting: list[Handle], doing: str) -> str:
+        """Workers had not ended when a pool closed, in words; the stack of the first is shown. `doing`: what it was at.
+
+        Blocks: STACK_GRACE at most.
+        """
+        handle = waiting[0]
+        others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
+        return (
+            f"worker {handle.worker_id} (pid {handle.pid}){others}, which runs env {_span(handle.ids)}, did not end in "
+            f"the time that close gave, and is killed {doing}.\n\n{self._stack_of(handle)}"
+        )
+
     def _stack_of(self, handle: Handle) -> str:
         """The stacks of a hanging worker's threads, as faulthandler prints them, also from native code."""
         if handle.pid is None or not _catches(handle.pid, STACK_SIGNAL):

@@ -33,6 +33,7 @@ from shmenv.arguments import (
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
 from shmenv.exchange import HEARTBEAT_NS, Exchange
+from shmenv.handle import Handle
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
 from shmenv.policy import Policy
@@ -638,7 +639,8 @@ class Pool:
         """End the workers and free the memory. Idempotent, from any state and any thread; never raises for an env.
 
         Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
-        longer than `timeout`; then SIGTERM, then SIGKILL to the worker's process group. A call that blocks in
+        longer than `timeout`; else a warning is logged with the worker's stack, and SIGTERM and then SIGKILL end its
+        process group. A call that blocks in
         another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
 
         Args:
@@ -659,7 +661,7 @@ class Pool:
             if not mine:
                 turn.wait()
             exchange.calls.clear()
-            self._workers.stop(timeout)
+            self._workers.stop(timeout, self._tell_unclosed)
             for i in range(self._num_envs):
                 if exchange.calls.status(i):
                     remote = codec.load_error(_answer(exchange.calls, i)[0])
@@ -673,6 +675,11 @@ class Pool:
             del self._exchange  # the segment is freed with the last view of it that the caller holds
 
     # -- inside
+
+    def _tell_unclosed(self, workers: list[Handle]) -> None:
+        """These did not end in time; what the first was at is what keeps it."""
+        doing = self._exchange.whereabouts.doing(workers[0])[2]
+        logger.warning("%s", self._workers.coroner.close_timed_out(workers, doing))
 
     def _disown(self) -> None:
         """Called by: a child process, right after the fork."""

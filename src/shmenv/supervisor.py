@@ -345,10 +345,14 @@ class Supervisor:
 
     # -- end
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self, grace: float | None = None, tell: Callable[[list[Handle]], None] | None = None) -> None:
         """End all workers: ask, wait `grace`, SIGTERM, SIGKILL to their groups. Idempotent; raises for none.
 
-        Blocks: grace (seconds; None: close_timeout) + TERM_GRACE and what the system needs to end killed processes.
+        Args:
+            grace: seconds; None: close_timeout.
+            tell: called with those that had time, and have not ended in it.
+
+        Blocks: grace + TERM_GRACE and what the system needs to end killed processes.
         """
         if self._owner != os.getpid():  # a child of the user's, forked while the pool was open
             return
@@ -364,7 +368,11 @@ class Supervisor:
             for handle in self.handles:
                 with contextlib.suppress(OSError, ValueError):  # dead, or told to go long ago
                     handle.conn.send(None)
-            interrupts = [self._await_ends(self.limits.close if grace is None else grace)]
+            grace = self.limits.close if grace is None else grace
+            interrupts = [self._await_ends(grace)]
+            left = [handle for handle in self.handles if not handle.has_ended]
+            if tell is not None and left and grace > 0 and interrupts == [None]:
+                tell(left)
             for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, 10.0)):
                 left = [handle for handle in self.handles if not handle.has_ended]
                 for handle in left:

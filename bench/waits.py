@@ -1,8 +1,9 @@
 """How long should either side yield-spin before it parks? Microseconds a batch, for each pair of budgets.
 
 The workers' budget against the caller's, each in pools of their own that take turns in one run: alone, beside a foreign
-CPU hog, while another pool steps as well, and with 1 ms of policy work between two steps. The last line of each table
-is affinity="spread"; in the others workers are moved apart, as by default.
+CPU hog, while another pool steps as well, and with 1 ms of policy work between two steps. With 16 workers both budgets
+are twice what is said. The last line of each table is affinity="spread"; in the others workers are moved apart, as by
+default.
 
     .venv/bin/python bench/waits.py --rounds 5
 """
@@ -23,8 +24,9 @@ import shmenv
 import shmenv.pool
 from cases import CASES, Case
 from machine import describe
+from shmenv.cpu import usable_cores
 
-BUDGETS = [(200, 0), (0, 0), (50, 0), (1000, 0), (200, 50), (200, 100), (200, 200)]  # us: the workers', the caller's
+BUDGETS = [(0, 0), (200, 0), (0, 200), (50, 50), (100, 100), (200, 200), (1000, 1000)]  # us: the workers', the caller's
 BATCHES = 200  # a turn
 
 
@@ -32,9 +34,10 @@ def make_pool(case: Case, num_workers: int, budgets: tuple[int, int], affinity: 
     """A pool with these budgets in place of its own."""
     workers_us, caller_us = budgets
     module: Any = shmenv.pool
+    caller_ns = caller_us * (1000 if num_workers <= usable_cores() else 2000)  # as a pool doubles the workers'
     spin_ns, exchange = module.SPIN_NS, module.Exchange
     module.SPIN_NS = workers_us * 1000
-    module.Exchange = lambda *args, **options: exchange(*args, **{**options, "spin_ns": caller_us * 1000})
+    module.Exchange = lambda *args, **options: exchange(*args, **{**options, "spin_ns": caller_ns})
     try:
         pool = shmenv.Pool(case.env_fns, num_workers=num_workers, affinity=affinity)
     finally:

@@ -22,6 +22,7 @@ cdef extern from "channel.h" nogil:
         uint64_t spins
         uint64_t parks
         uint64_t heartbeats
+        uint32_t shy
     ctypedef struct shm_worker:
         pass
     ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
@@ -39,7 +40,7 @@ cdef extern from "channel.h" nogil:
     void shm_command(a32 *, uint32_t)
     int shm_answered(a32 *, uint32_t)
     int shm_has_ended(a32 *, uint32_t)
-    void shm_ring_bell(shm_worker *, int64_t)
+    int shm_ring_bell(shm_worker *, int64_t)
     void shm_give_order(shm_worker *, uint32_t)
     void shm_reset_channel(a32 *, a32 *)
     void shm_reset_worker(shm_worker *)

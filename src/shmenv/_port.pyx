@@ -200,7 +200,9 @@ cdef class Port:
                 core = shm_core(self.workers[k]) & 63  # beyond 64 cores a hint that may be wrong
                 on_core[core] += 1
                 rung, fullest = rung + 1, max(fullest, on_core[core])
-                shm_ring_bell(self.workers[k], now)
+                if shm_ring_bell(self.workers[k], now):
+                    # The kernel may put whom it wakes behind another: a core left idle now fetches it, a spinning one not.
+                    self.wait.shy = max(self.wait.shy, 1)
         if rung > 1:  # one alone says nothing
             self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
 

@@ -43,8 +43,7 @@ from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")
 
-# How long workers and the caller spin before they park; bench/waits.py measures it.
-SPIN_NS, CALLER_SPIN_NS = 200_000, 50_000
+SPIN_NS = 200_000  # how long workers and the caller spin before they park; bench/waits.py measures it
 OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
 
 
@@ -84,8 +83,8 @@ class Pool:
         recycle_after: episodes after which a worker is replaced as soon as none of its envs is pending; episodes that
             it was playing end in a loss row. None: never.
         copy: hand out copies only. Otherwise batches are views where they can be; see `Batch`.
-        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own and has the
-            caller spin for longer; for those who own the machine. A list of cores: those are taken in turn.
+        affinity: None leaves placement to the kernel. "spread" pins each worker to a core of its own, for those
+            who own the machine. A list of cores: those are taken in turn.
         slots: rows an env has for its observations, a power of two from 2 on: in lock-step a view is valid for `slots`
             steps, otherwise at least until the second next step of one of its envs.
         shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
@@ -183,7 +182,8 @@ class Pool:
         self._close_once = threading.Lock()
         self._started = time.monotonic()
         ranges = split(n, num_workers)
-        spins = num_workers <= cpu.usable_cores()  # else a spinning worker would keep another from its core
+        # Workers that share a core wait for each other's turns, too.
+        spin_ns = SPIN_NS if num_workers <= cpu.usable_cores() else 2 * SPIN_NS
 
         with_cleanup: list[Any] = []
         try:
@@ -203,7 +203,7 @@ class Pool:
                 return Setup(
                     worker_id, ranges[worker_id], generation, factories, lengths[worker_id], init, manager, conn,
                     segment, spill, stacks, entropy, cores[worker_id], shared_memory, strict_dtype,
-                    SPIN_NS if spins else 0, HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1,
+                    spin_ns, HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1,
                     retry_waiting_time, plan,
                 )  # fmt: skip
 
@@ -218,7 +218,6 @@ class Pool:
                 reports = workers.start()
                 plan = _plan(reports, ranges, slots, autoreset)
                 segment.allocate(plan.layout.size, plan.purpose)
-                spin_ns = SPIN_NS if affinity == "spread" else CALLER_SPIN_NS if spins else 0
                 spreader = cpu.Spreader() if affinity is None and num_workers > 1 else None
                 exchange = Exchange(
                     plan, segment, spill, workers, policy, turn,

@@ -45,7 +45,7 @@ typedef struct {
     uint64_t spins;       /* waits that ended while spinning */
     uint64_t parks;       /* futex waits entered */
     uint64_t heartbeats;  /* parks that ended by the heartbeat, not by a wake-up */
-    uint32_t shy;         /* waits still to come that do not spin, since a spin has cost the core */
+    uint32_t shy;         /* waits still to come that do not spin, since a spin was in vain */
     uint32_t shyness;     /* how many that were the last time */
 } shm_wait;
 
@@ -81,9 +81,9 @@ static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
 
 /* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds (1) or spin_ns is up
  * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running.
- * Who yields beside a process that computes gets the core back only when that one's time slice is over, milliseconds
- * later; who parks is woken before it. So a yield that took that long is the last for some waits, and for twice as many
- * each time; every spin that succeeds halves their number. The model looks once. */
+ * A spin that was in vain is the last for some waits, and for twice as many each time; every spin that succeeds halves
+ * their number. In vain is also what got the core back only a time slice after a yield, from a foreign process that
+ * computes: who parks instead is woken before that one is done. The model looks once. */
 enum { SHM_SLICE_NS = 1000000, SHM_SHYEST = 1024 };
 static inline uint32_t shm_shyer(uint32_t shyness) {
     return shyness == 0 ? 4 : shyness < SHM_SHYEST ? 2 * shyness : SHM_SHYEST;
@@ -106,10 +106,10 @@ static inline uint32_t shm_shyer(uint32_t shyness) {
                 now_ = os_now_ns();                                                                                   \
             }                                                                                                         \
             (wait)->spins += (uint64_t)held_;                                                                         \
-            if (now_ - last_ >= SHM_SLICE_NS)                                                                         \
-                (wait)->shy = (wait)->shyness = shm_shyer((wait)->shyness);                                           \
-            else if (held_)                                                                                           \
+            if (held_ && now_ - last_ < SHM_SLICE_NS)                                                                 \
                 (wait)->shyness >>= 1;                                                                                \
+            else                                                                                                      \
+                (wait)->shy = (wait)->shyness = shm_shyer((wait)->shyness);                                           \
         }                                                                                                             \
         held_;                                                                                                        \
     })

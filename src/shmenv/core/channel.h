@@ -89,13 +89,15 @@ static inline void shm_give_order(shm_worker *w, uint32_t order) {
     SHM_STORE(&w->order, order, relaxed);
 }
 
-/* Called by: the manager, once after any number of commands: at most one wake-up a worker. */
-static inline void shm_ring_bell(shm_worker *w, int64_t now) {
+/* Called by: the manager, once after any number of commands: at most one wake-up a worker. Returns whether it took one. */
+static inline int shm_ring_bell(shm_worker *w, int64_t now) {
     SHM_STORE(&w->rung_ns, (uint64_t)now, relaxed);
     /* PAIRS WITH shm_due "rung at", shm_bell "commands before the bell", shm_await_bell "bell then parked" */
     SHM_ADD(&w->bell, 1, seq_cst);
-    if (SHM_LOAD(&w->parked, seq_cst))
-        SHM_FUTEX_WAKE(&w->bell, 1);
+    if (!SHM_LOAD(&w->parked, seq_cst))
+        return 0;
+    SHM_FUTEX_WAKE(&w->bell, 1);
+    return 1;
 }
 /* Called by: the worker, before it scans its commands: one that the scan misses rings later. */
 static inline uint32_t shm_bell(shm_worker *w) {

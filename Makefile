@@ -61,7 +61,7 @@ frameworks: .venv/.built ## test the adapters of frameworks that come with torch
 conformance: .venv/.built ## DI-engine's and Stable-Baselines3's own tests, with shmenv's classes in place of theirs
 	@$(BIN)/python tools/conformance.py $(ARGS)
 
-examples: .venv/.built ## run the examples that train with a framework; each must reach its return (a few minutes)
+examples: .venv/.built ## run the examples that use a framework; each must reach its return (a few minutes)
 	@$(BIN)/python tools/frameworks.py examples $(ARGS)
 
 explore: .venv/.built ## explore the core's interleavings, with and without each memory order; prints the score

@@ -5,10 +5,10 @@
 Trains until the mean return of an evaluation is the config's stop value, 195, and fails if that is not reached.
 """
 
+import contextlib
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -29,10 +29,10 @@ class CartPole(DingEnvWrapper):  # type: ignore[misc]
         super().__init__(gymnasium.make("CartPole-v1"), cfg)
 
 
-def configs(folder: Path) -> tuple[EasyDict, EasyDict]:
+def configs() -> tuple[EasyDict, EasyDict]:
     """DI-engine's config for DQN on CartPole."""
     main = EasyDict(
-        exp_name=str(folder / "cartpole"),
+        exp_name="cartpole",
         env={
             "collector_env_num": COLLECTORS,
             "evaluator_env_num": EVALUATORS,
@@ -75,9 +75,9 @@ def main() -> None:
     InteractionSerialEvaluator.eval = recorded
     start = time.monotonic()
     env_cfg = EasyDict()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # where DI-engine puts its logs
         settings = [CartPole, [env_cfg] * COLLECTORS, [env_cfg] * EVALUATORS]
-        serial_pipeline(configs(Path(folder)), seed=0, env_setting=settings, max_env_step=60_000)
+        serial_pipeline(configs(), seed=0, env_setting=settings, max_env_step=60_000)
     print(f"mean return of the last evaluation: {returns[-1]:.1f}, after {time.monotonic() - start:.0f} s")
     if returns[-1] < STOP_VALUE:
         sys.exit(f"it should have reached {STOP_VALUE}")

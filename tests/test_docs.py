@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = re.findall(r"examples/(\w+\.py)", (ROOT / "tools/frameworks.py").read_text())  # run by `make examples`
+HEAVY = re.findall(r"examples/(train_\w+\.py)", (ROOT / "tools/frameworks.py").read_text())  # run by `make examples`
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in HEAVY)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 

@@ -164,7 +164,7 @@ def test_make_a_batch(name: str, channels: Channels, benchmark: Any) -> None:
 def test_make_timesteps(name: str, channels: Channels, benchmark: Any) -> None:
     benchmark.group = f"timesteps of {N} rows"
     batch, reader = whole_batch(channels), TimestepReader(OBS, copies=True)
-    observations = reader.observations(batch)
+    observations = reader.observations(batch.obs, N)
 
     def loop() -> tuple[list[Any], None]:
         rows = zip(observations, batch.reward, batch.terminated, strict=True)

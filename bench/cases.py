@@ -67,6 +67,16 @@ class Short(Idle):
         return obs, reward, self.count == self.steps, False, info
 
 
+class Renewing(Short):
+    """Starts anew as often, by itself, and tells nobody."""
+
+    def step(self, action: np.int64) -> Answer:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            obs, info = self.reset()
+        return obs, reward, False, truncated, info
+
+
 class Talkative(Idle):
     """Tells five numbers at every step."""
 

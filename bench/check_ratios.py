@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 import managers
-from cases import CASES, Case, Idle, Short, Silent, Talkative
+from cases import CASES, Case, Idle, Renewing, Short, Silent, Talkative
 from free import Limit
 from limit import LIMIT, POOL, SYNC, speed_of
 from machine import describe
@@ -124,8 +124,8 @@ GROUPS = [
         {"64 do-nothing envs: infos of 5 numbers / made and not told": ("talkative", "silent")},
     ),
     Group(
-        pools(endless=idle(Short, 256), short=idle(Short, 10)),  # its count wraps before it gets to 256
-        {"64 do-nothing envs: 10-step episodes / endless ones": ("short", "endless")},
+        pools(untold=idle(Renewing, 10), short=idle(Short, 10)),
+        {"64 do-nothing envs: 10-step episodes / the same, untold": ("short", "untold")},
     ),
     Group(
         lambda stack: {

@@ -6,7 +6,7 @@ from typing import Literal
 
 import gymnasium
 
-from cases import CASES, Asleep, Busy, Case, Idle, Short, Talkative
+from cases import CASES, Asleep, Busy, Case, Idle, Renewing, Short, Silent, Talkative
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 MANY_PROCESSES = 256  # more of them are not started for one contestant
@@ -83,7 +83,9 @@ WORKLOADS = {
     "two": Workload(_cartpoles(64, "64 CartPole, twice at once, each"), copies=2),
     "policy": Workload(_cartpoles(64, "64 CartPole, 1 ms of policy work"), think=0.001),
     "short": Workload(Case("64 do-nothing envs, 10-step episodes", partial(Short, 10), 64)),
+    "short-untold": Workload(Case("the same, started anew by the envs, untold", partial(Renewing, 10), 64)),
     "infos": Workload(Case("64 do-nothing envs, infos of 5 numbers", partial(Talkative, 16), 64)),
+    "infos-untold": Workload(Case("the same infos, made and not told", partial(Silent, 16), 64)),
     "pause": Workload(_cartpoles(64, "64 CartPole after a pause"), pause=True),
     **{f"envs-{count}": Workload(_cartpoles(count), min(2, count), grid="envs") for count in (1, 4, 16, 256, 1024)},
     **{

@@ -232,6 +232,16 @@ def test_a_batch_travels_as_a_copy(make_pool: MakePool, mode: str, duplicate: Ca
     assert list(twin.info) == [{}, {}]
 
 
+def test_a_batch_is_exchanged_by_dlpack_without_a_copy(make_pool: MakePool) -> None:
+    """torch itself is tried in test_torch.py."""
+    pool = make_pool([ScriptedEnv] * 3)
+    pool.reset()
+    batch = pool.step(actions(3))
+    for array in (batch.obs, batch.reward, batch.terminated):
+        other = np.from_dlpack(array)
+        assert np.shares_memory(other, array) and np.array_equal(other, array)
+
+
 class CompiledWayEnv(ScriptedEnv):
     """Wants no observation of its worker to go through Python, whichever object stands for their dtype."""
 

@@ -35,7 +35,9 @@ FRAMEWORKS = {
     "gymnasium11": Framework(
         ["tests/test_adapter_gymnasium.py", "tests/test_adapter_gymnasium_calls.py"], ["examples/gymnasium_first_k.py"]
     ),
-    "sb3": Framework(["tests/test_adapter_sb3.py", "tests/test_torch.py"], ["examples/train_ppo.py", "examples/train_sb3.py"]),
+    "sb3": Framework(
+        ["tests/test_adapter_sb3.py", "tests/test_torch.py"], ["examples/train_ppo.py", "examples/train_sb3.py"]
+    ),
     "ding": Framework(["tests/test_adapter_ding.py"], ["examples/train_ding.py"], ["yapf==0.29.0"]),
     "tianshou": Framework(["tests/test_adapter_tianshou.py"]),
 }

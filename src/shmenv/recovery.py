@@ -424,6 +424,8 @@ class Recovery:
         if self._policy.recycle_after is None:
             return
         for i in ids[ended].tolist():
+            if i in self.substitutes.losses:  # the end of the worker before, no episode of this one
+                continue
             worker_id = self._x.workers.handle_of(i).worker_id
             self._episodes[worker_id] = self._episodes.get(worker_id, 0) + 1
         for worker_id, count in list(self._episodes.items()):

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 from reference import same
-from seeded import BufferEnv, GivesEnv, MixedEnv, SpaceEnv, WalkEnv
+from seeded import BoundEnv, BufferEnv, GivesEnv, MixedEnv, SpaceEnv, WalkEnv
 from spaces import SPACES
 
 from shmenv.adapters.gymnasium import ShmVectorEnv
@@ -71,7 +71,7 @@ def play(one: Any, two: Any, steps: int, seed: int = 7, actions: Callable[[], An
 @pytest.mark.parametrize("kinds", [{}, {"shared_memory": False}, {"copy": False}], ids=["", "pickled", "views"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "env", [WalkEnv, BufferEnv, MixedEnv, lambda: gymnasium.make("CartPole-v1", max_episode_steps=7)]
+    "env", [WalkEnv, BufferEnv, BoundEnv, MixedEnv, lambda: gymnasium.make("CartPole-v1", max_episode_steps=7)]
 )
 def test_results_equal_those_of_sync_vector_env(
     make_vector_env: Make, env: Callable[[], Any], mode: AutoresetMode, kinds: dict[str, bool]

@@ -484,6 +484,12 @@ def test_a_receive_that_finds_nothing_in_time_loses_nothing(make_vector_env: Mak
 # -- arguments
 
 
+@pytest.mark.parametrize("env_fns", [[], [ScriptedEnv()], [ScriptedEnv, None]])
+def test_what_builds_no_envs_is_refused_at_once(env_fns: Any) -> None:
+    with pytest.raises(shmenv.UsageError, match="env_fns must be one or more functions that return an env"):
+        ShmVectorEnv(env_fns)
+
+
 def test_a_custom_worker_is_refused() -> None:
     with pytest.raises(ValueError, match="takes no custom `worker`"):
         ShmVectorEnv([ScriptedEnv], worker=lambda *args: None)  # type: ignore[arg-type]

@@ -335,6 +335,11 @@ def test_what_a_constructor_raises_is_raised_here() -> None:
     assert isinstance(caught.value.__cause__, shmenv.EnvError) and caught.value.__cause__.env_id == 1
 
 
+def test_envs_in_place_of_functions_are_refused_at_once() -> None:
+    with pytest.raises(shmenv.UsageError, match="env_fns must be one or more functions that return an env"):
+        ShmVecEnv([ScriptedEnv()])  # type: ignore[list-item]
+
+
 def test_a_start_method_that_does_not_exist_is_refused_as_by_multiprocessing() -> None:
     with pytest.raises(ValueError, match="cannot find context for 'illegal'"):
         ShmVecEnv([ScriptedEnv], start_method="illegal")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,11 @@ import gymnasium
 LAST_OBS = "shmenv: last observation"  # in the info of an episode's last step
 
 _served: list[weakref.ref[Any]] = []  # the envs of this process
+
+
+def serving(serve: Callable[..., Any], env_fns: Iterable[Any], *arguments: Any) -> list[Any]:
+    """Functions that build the envs in the workers; what is no function stays as it is, for the pool to refuse."""
+    return [partial(serve, env_fn, *arguments) if callable(env_fn) else env_fn for env_fn in env_fns]
 
 
 def keeping_last_obs(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

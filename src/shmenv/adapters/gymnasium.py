@@ -22,7 +22,7 @@ from gymnasium.vector.async_vector_env import AsyncState  # noqa: E402
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate  # noqa: E402
 
 from shmenv.adapters.actions import Answer, given  # noqa: E402
-from shmenv.adapters.agent import serve_vector  # noqa: E402
+from shmenv.adapters.agent import serve_vector, serving  # noqa: E402
 from shmenv.adapters.batched import action_spaces, check_mode, observation_spaces, unequal  # noqa: E402
 from shmenv.adapters.columns import columns, final_columns, row_of  # noqa: E402
 from shmenv.adapters.later import Later  # noqa: E402
@@ -106,7 +106,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         try:
             self._pool = shmenv.Pool(
-                [partial(serve_vector, env_fn, self._same_step) for env_fn in env_fns],
+                serving(serve_vector, env_fns, self._same_step),
                 context=None if context is None else multiprocessing.get_context(context),
                 autoreset=_MODES[self.autoreset_mode],  # type: ignore[arg-type]
                 shared_memory=shared_memory,

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (  # noqa: E402
 )
 
 from shmenv.adapters.actions import given  # noqa: E402
-from shmenv.adapters.agent import LAST_OBS, serve  # noqa: E402
+from shmenv.adapters.agent import LAST_OBS, serve, serving  # noqa: E402
 from shmenv.adapters.columns import copied, row_of  # noqa: E402
 from shmenv.adapters.refusals import dropped, raise_original  # noqa: E402
 
@@ -54,7 +54,7 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
         self.waiting, self.closed = False, True
         try:
             self._pool = shmenv.Pool(
-                [partial(serve, env_fn) for env_fn in env_fns],
+                serving(serve, env_fns),
                 context=None if start_method is None else multiprocessing.get_context(start_method),
                 autoreset="same_step",
                 shared_memory=True,

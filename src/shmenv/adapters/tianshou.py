@@ -16,7 +16,7 @@ require("tianshou", "2.0", "tianshou")
 from tianshou.env import BaseVectorEnv  # noqa: E402
 
 from shmenv.adapters.actions import Answer, given  # noqa: E402
-from shmenv.adapters.agent import serve_inside  # noqa: E402
+from shmenv.adapters.agent import serve_inside, serving  # noqa: E402
 from shmenv.adapters.columns import row_of  # noqa: E402
 from shmenv.adapters.refusals import dropped, raise_original  # noqa: E402
 
@@ -66,7 +66,7 @@ class ShmVectorEnv(BaseVectorEnv):  # type: ignore[misc]  # Any where the framew
         self.is_closed = True
         self._pool: shmenv.Pool = _asked(
             lambda: shmenv.Pool(
-                [partial(serve_inside, env_fn) for env_fn in env_fns],
+                serving(serve_inside, env_fns),
                 context=context,
                 autoreset="disabled",
                 reset_first=False,

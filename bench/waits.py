@@ -1,14 +1,15 @@
 """How long should either side yield-spin before it parks? Microseconds a batch, for each pair of budgets.
 
 The workers' budget against the caller's, each in pools of their own that take turns in one run: alone, beside a foreign
-CPU hog, while another pool steps as well, and with 1 ms of policy work between two steps. With 16 workers both budgets
-are twice what is said. The last line of each table is affinity="spread"; in the others workers are moved apart, as by
-default.
+CPU hog, while another pool steps as well, with 1 ms of policy work between two steps, and where a cgroup grants one and
+a half cores (needs root). With 16 workers both budgets are twice what is said. The last line of each table is
+affinity="spread"; in the others workers are moved apart, as by default.
 
     .venv/bin/python bench/waits.py --rounds 5
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import shmenv
 import shmenv.pool
@@ -71,6 +74,28 @@ def beside(*program: str) -> Iterator[None]:
             process.kill()
 
 
+@contextmanager
+def quota(cores: float) -> Iterator[None]:
+    """While a cgroup grants this process and its children so many cores."""
+    v1 = Path("/sys/fs/cgroup/cpu")
+    top = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
+    group = top / f"shmenv-waits-{os.getpid()}"
+    group.mkdir()
+    procs = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    try:
+        if v1.is_dir():
+            (group / "cpu.cfs_quota_us").write_text(f"{cores * 100_000:.0f}")
+        else:
+            (group / "cpu.max").write_text(f"{cores * 100_000:.0f} 100000")
+        for pid in procs:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in procs:
+            (top / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
 HOG = "print(flush=True)\nwhile True: pass"
 SECOND_POOL = """
 import sys, numpy as np, gymnasium, shmenv
@@ -97,6 +122,7 @@ def main() -> None:
         "64 CartPole beside a CPU hog": (CASES["cartpole"], 2, partial(beside, HOG), 0.0),
         "64 CartPole beside a second pool": (CASES["cartpole"], 2, partial(beside, SECOND_POOL), 0.0),
         "64 CartPole, 1 ms of policy work": (CASES["cartpole"], 2, ExitStack, 0.001),
+        "64 CartPole with one and a half cores": (CASES["cartpole"], 2, partial(quota, 1.5), 0.0),
     }
     for title, (case, num_workers, other, think) in scenes.items():
         actions = case.actions()
@@ -111,10 +137,11 @@ def main() -> None:
                 for _ in range(rounds):
                     for name, pool in pools.items():
                         times[name] += turn(pool, actions, think)
-        print(f"\n{title}: us a batch, median (1st to 9th decile), by the budgets in us")
+        print(f"\n{title}: us a batch, median (1st to 9th decile) and mean, by the budgets in us")
         for name, seconds in times.items():
             low, *_, high = statistics.quantiles(seconds, n=10)
-            print(f"  {name:26}{statistics.median(seconds) * 1e6:8.0f}  ({low * 1e6:.0f} to {high * 1e6:.0f})")
+            middle, mean = statistics.median(seconds) * 1e6, statistics.mean(seconds) * 1e6
+            print(f"  {name:26}{middle:8.0f}  ({low * 1e6:.0f} to {high * 1e6:.0f}){mean:8.0f}")
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ class Account:
             assert (terminated, truncated, reward, final) == (False, True, 0, env.last)
             assert info.pop("abnormal") and info.pop("error") == final_info["error"]
             self.losses += 1
-            if command.what in DEADLY and env.seed is not None and self.mode == "same_step" and obs == [-1, 0]:
+            if command.what in DEADLY and env.seed is not None and "mark" in info:
                 assert info["seed"] is not None, "a new process without its seed"
         elif command.kind == "reset" or was_over:
             mark = command.token if command.kind == "reset" else 0
@@ -213,11 +213,11 @@ class Account:
         if command.clean and env.danger < command.time:
             env.danger = 0
         env.needs_reset = env.untold = False
-        if ended and self.mode == "same_step" and obs != [-1, 0]:  # nor did the reset after it succeed
+        if ended and self.mode == "same_step" and "mark" not in info:  # the reset after it has failed
             assert obs == played and not info and (env.danger or env.lost or command.fates > self.fates.left(RESET, i))
             env.needs_reset = env.untold = True
         elif ended and self.mode == "same_step":
-            assert info["mark"] == 0
+            assert (obs, info["mark"]) == ([-1, 0], 0)
             self.check_seed(env, info["seed"], None)
         elif ended:
             assert obs == played

@@ -38,6 +38,7 @@ cdef extern from "channel.h" nogil:
     void shm_alert(shm_semaphore *)
     # the manager's end
     void shm_command(a32 *, uint32_t)
+    uint32_t shm_count_reset(uint32_t, uint32_t)
     int shm_answered(a32 *, uint32_t)
     int shm_has_ended(a32 *, uint32_t)
     int shm_ring_bell(shm_worker *, int64_t)
@@ -52,6 +53,7 @@ cdef extern from "channel.h" nogil:
     uint32_t shm_order(shm_worker *)
     int shm_await_bell(shm_worker *, uint32_t, shm_wait *)
     uint32_t shm_commanded(a32 *)
+    bint shm_is_new(uint32_t, uint32_t)
     void shm_doing(shm_worker *, uint32_t, uint32_t, uint32_t, int64_t)
     void shm_doing_nothing(shm_worker *, uint32_t)
     bint shm_has_done_all(shm_worker *)

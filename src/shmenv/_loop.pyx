@@ -5,14 +5,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from shmenv._channel cimport (
     SHM_OP_RESET, SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR,
     SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
-    shm_order, shm_await_bell, shm_commanded, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
+    shm_order, shm_await_bell, shm_commanded, shm_is_new, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
     shm_account, shm_respond, shm_responded, shm_end
 )
 
@@ -99,6 +99,7 @@ cdef class Loop:
     cdef shm_wait wait
     cdef bint timed, retries, picky
     cdef bint goes_on  # a reset has to follow the last step
+    cdef uint8_t *following  # the plane of that reset, counted from 1, until it is carried out; 0: none is to be
 
     def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t planes, uint32_t autoreset, uint32_t note_bytes,
                   int64_t spin_ns, int64_t heartbeat_ns, bint timed, bint retries):
@@ -141,7 +142,8 @@ cdef class Loop:
                 self.final_obs = <char *><size_t>worker.single_final_observation.ctypes.data
         self.answered = <uint32_t *>PyMem_Calloc(count, sizeof(uint32_t))
         self.over = <uint8_t *>PyMem_Calloc(count, 1)
-        if self.answered == NULL or self.over == NULL:
+        self.following = <uint8_t *>PyMem_Calloc(count, 1)
+        if self.answered == NULL or self.over == NULL or self.following == NULL:
             raise MemoryError
         for k in range(count):
             self.answered[k] = shm_responded(&self.rsp[k])
@@ -150,24 +152,25 @@ cdef class Loop:
     def __dealloc__(self):
         PyMem_Free(self.answered)
         PyMem_Free(self.over)
+        PyMem_Free(self.following)
 
     def run(self):
         """Serve commands until the order to quit. Blocks: without the GIL while there is nothing to do."""
         cdef uint32_t k, n, seen, word, unposted
         cdef int64_t since = os_now_ns(), idle, now
         cdef int how
-        cdef bint busy
+        cdef bint busy, following
         self.binders = self.worker.binders
         self.steps = [env.step for env in self.worker.envs]
         self.normalize = [env.five_tuple for env in self.worker.envs]
         self.picky = any([env.picky for env in self.worker.envs])
         while True:
-            seen, busy, unposted = shm_bell(self.me), False, 0
+            seen, busy, following, unposted = shm_bell(self.me), False, False, 0
             for k in range(self.count):
                 if shm_order(self.me) == SHM_QUIT:
                     return
                 n = shm_commanded(&self.cmd[k])
-                if <int32_t>(n - self.answered[k]) <= 0:  # it may be ahead, see `go_on`
+                if not shm_is_new(n, self.answered[k]):
                     continue
                 word, busy = self.op[k], True
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
@@ -183,19 +186,20 @@ cdef class Loop:
                     )
                 self.publish(k, n)
                 unposted += 1
-                if not word & SHM_WHOLE or self.goes_on:
+                if not word & SHM_WHOLE:
                     shm_post(self.results, unposted)
                     unposted = 0
                     shm_point(SHM_POSTED)
                 if self.goes_on:
-                    self.goes_on = False
-                    if shm_order(self.me) != SHM_QUIT:
-                        self.go_on(k, (SHM_OP_PLANE(word) + 1) % self.planes)
+                    self.goes_on, following = False, True
+                    self.following[k] = 1 + (SHM_OP_PLANE(word) + 1) % self.planes
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if unposted:  # one for all: the posts of several workers would contend for their cache line
                 shm_post(self.results, unposted)
                 shm_point(SHM_POSTED)
+            if following:  # only now, so that no step waits for another env's reset
+                self.go_on()
             if busy:
                 shm_note_core(self.me, os_core())
                 now = os_now_ns()
@@ -220,13 +224,17 @@ cdef class Loop:
         shm_respond(&self.rsp[k], n)  # commit point
         shm_point(SHM_PUBLISHED)
 
-    cdef go_on(self, uint32_t k, uint32_t plane):
-        """Carry out the reset that follows the env's last step: a command that the manager will not give, but count."""
-        cdef uint32_t n = self.answered[k] + 1
-        self.worker.command(self.first + k, n, SHM_OP_RESET, plane, False, False)
-        self.publish(k, n)
-        shm_post(self.results, 1)
-        shm_point(SHM_POSTED)
+    cdef go_on(self):
+        """Carry out the resets that follow the last steps: commands that the manager will not give, but count."""
+        cdef uint32_t k, n
+        for k in range(self.count):
+            if self.following[k] and shm_order(self.me) != SHM_QUIT:
+                n = self.answered[k] + 1
+                self.worker.command(self.first + k, n, SHM_OP_RESET, self.following[k] - 1, False, False)
+                self.following[k] = 0
+                self.publish(k, n)
+                shm_post(self.results, 1)
+                shm_point(SHM_POSTED)
 
     def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
         """Publish what this worker is about to call."""
@@ -308,7 +316,7 @@ cdef class Loop:
             if obs.dtype != self.obs_dtype:
                 return False
             self.obs_dtype = obs.dtype  # a copy, as unpickled spaces have them; this env's next ones will have it too
-        if memcmp(a.dimensions, self.obs_shape, self.obs_nd * sizeof(Py_ssize_t)) != 0:
+        if self.obs_nd and memcmp(a.dimensions, self.obs_shape, self.obs_nd * sizeof(Py_ssize_t)) != 0:
             return False
         if a.data != target:  # an env with bind_observation has written it there itself
             memcpy(target, a.data, self.obs_bytes)

@@ -7,14 +7,14 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from shmenv._channel cimport (
     SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_ROW_ERROR,
     SHM_ROW_NOTE,
     SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
-    shm_await, shm_alerts, shm_alert, shm_command, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
+    shm_await, shm_alerts, shm_alert, shm_command, shm_count_reset, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
     shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_has_done_all, shm_end
 )
 from shmenv._turn cimport Turn
@@ -175,9 +175,10 @@ cdef class Port:
                 word |= SHM_HAS_PAYLOAD
             if env.goes_on and code == SHM_OP_STEP:
                 word |= SHM_GO_ON
+                self.written[(env.plane + 1) % self.planes * self.num_envs + i] = self.serial  # by the reset after it
             env.op[0] = word
-            if env.gone_on and <int32_t>(env.following - env.given) > 0:
-                env.given = env.following
+            if env.gone_on:
+                env.given = shm_count_reset(env.given, env.following)
             if code == SHM_OP_RESET and env.gone_on == TAKEABLE and env.goes_on and plane < 0:
                 number = env.following  # it is under way, or done; the payload is for a worker that takes its place
             else:
@@ -212,6 +213,11 @@ cdef class Port:
         if self.flags[env.plane * self.num_envs + i] & SHM_ROW_NEEDS_RESET:
             env.gone_on, env.following = TAKEABLE, env.given + 1
 
+    def note_gone_on(self, uint32_t env_id):
+        """Note whether an env has gone on, before its step's row, which says so, becomes the manager's to write."""
+        if self.envs[env_id].op[0] & SHM_GO_ON:
+            self.catch_up(&self.envs[env_id], env_id)
+
     def go_on(self, const uint32_t[::1] ids, bint on):
         """Have these envs' workers carry out the reset after an episode's last step at once, from the next step on.
 
@@ -240,8 +246,7 @@ cdef class Port:
             if self.flags[plane * self.num_envs + i]:
                 continue
             env.gone_on = NOT
-            if <int32_t>(env.following - env.given) > 0:
-                env.given = env.following
+            env.given = shm_count_reset(env.given, env.following)
             env.previous, env.plane = env.plane, plane
             self.written[plane * self.num_envs + i] = self.serial
             shm_command(env.cmd, env.given)

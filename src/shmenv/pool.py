@@ -382,7 +382,8 @@ class Pool:
     def go_on(self, env_id: EnvIds, on: bool) -> None:
         """Have some envs reset by their workers as soon as an episode ends. Only with autoreset "disabled", no debug.
 
-        The step's row comes as ever, before the reset is done. The next `send_reset` of the env then sends nothing: it
+        The step's row comes as ever, before the reset is done. That one may write over the row before the step's: with
+        two slots a view is valid until the next step only. The next `send_reset` of the env then sends nothing: it
         takes up what is under way, unless this was switched off by then. Its seed and options are what a new worker
         would be told; the reset under way has none.
 
@@ -398,18 +399,25 @@ class Pool:
             raise ClosedError("the pool is closed")
         exchange.go_on(env_ids(env_id, exchange.all_ids)[0], on)
 
-    def take_resets(self, env_id: Sequence[int]) -> tuple[list[int], Any]:
+    def take_resets(self, env_id: EnvIds) -> tuple[list[int], Any]:
         """Take up, without waiting, what envs have done that `go_on` by themselves and whose last step was received.
 
         Args:
-            env_id: some of those envs, ascending.
+            env_id: at least one of those envs.
 
         Returns:
             The envs of them whose reset is done, and their observations as `recv` would give them, in memory of their
             own; None where there is no env. All others, failed resets too, are for `send_reset`.
+
+        Raises:
+            UsageError: an id is unknown or repeated, or an answer of the env is pending.
+            ClosedError: the pool is closed.
         """
         with self._turn:
-            done, obs = self._own_exchange().take_resets(np.array(env_id, np.uint32))
+            exchange = self._own_exchange()
+            ids = env_ids(env_id, exchange.all_ids)[0]
+            exchange.check_not_pending(ids, "taken up")
+            done, obs = exchange.take_resets(ids)
         return done.tolist(), obs
 
     def set_retries(

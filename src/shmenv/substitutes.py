@@ -78,6 +78,7 @@ class Substitutes:
     def lose(self, env_id: int, why: str) -> None:
         """Write the loss row in place of the one that is owed, but for the reset that may belong to it."""
         plane, previous = self._port.plane_of(env_id), self._port.previous_plane(env_id)
+        self._port.note_gone_on(env_id)
         self._reward[plane, env_id] = 0
         self._terminated[plane, env_id], self._truncated[plane, env_id] = False, True
         self._flags[plane, env_id] = _port.ROW_NEEDS_RESET if self._disabled else 0

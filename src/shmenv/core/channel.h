@@ -84,6 +84,15 @@ static inline uint32_t shm_commanded(a32 *cmd) {
     return SHM_LOAD(cmd, acquire); /* PAIRS WITH shm_command "command given" */
 }
 
+/* Called by: the worker. Whether it has yet to carry out command n: the last that it has answered may be ahead of `cmd` by
+ * one that nobody has given, a reset by which an env has gone on (SHM_GO_ON). */
+static inline int shm_is_new(uint32_t n, uint32_t answered) { return !shm_reached(answered, n); }
+
+/* Called by: the manager, whose env has gone on. The number of its last command, that reset counted. */
+static inline uint32_t shm_count_reset(uint32_t given, uint32_t following) {
+    return shm_reached(given, following) ? given : following;
+}
+
 /* Called by: the manager. Takes effect between two commands, at the latest at the bell that follows it. */
 static inline void shm_give_order(shm_worker *w, uint32_t order) {
     SHM_STORE(&w->order, order, relaxed);

@@ -18,7 +18,7 @@ done
 # SIGSEGV is left as it is: tests have envs that crash, and look at what their workers' ends are told as.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0
 export UBSAN_OPTIONS=halt_on_error=1:abort_on_error=1:print_stacktrace=1
-LD_PRELOAD=$preload PYTHONPATH=$lib "$python" -m pytest --timeout=600 "$@"
+LD_PRELOAD=$preload PYTHONPATH=$lib "$python" tools/test.py --timeout=600 "$@" # Ctrl-C reaches it in the background, too
 
 # ThreadSanitizer cannot see what other processes do, so it gets the core between threads, without Python.
 "$python" tests/core/build.py tsan

@@ -216,6 +216,27 @@ def test_a_loss_row_is_followed_by_no_reset_by_itself(make_pool: MakePool) -> No
     assert reset(pool) == [[1, 0]] and pool.call("count") == ((1, 0), (0, 1))
 
 
+class DyingEnv(CountingEnv):
+    """Its process ends in each reset but the first."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.episode >= 0:
+            os._exit(3)
+        return super().reset(seed=seed, options=options)
+
+
+def test_the_end_of_a_worker_in_such_a_reset_is_told_once(make_pool: MakePool) -> None:
+    pool = make_pool([DyingEnv, CountingEnv], num_workers=1, autoreset="disabled", max_retry=1)
+    pool.reset()
+    pool.go_on(None, True)
+    pool.step(np.array([END, PLAY]))
+    eventually(lambda: not pool.stats()["workers"][0]["alive"])
+    with pytest.raises(shmenv.WorkerDiedError) as told:
+        pool.send(np.array([PLAY]), env_id=[1])
+    assert told.value.env_ids == (0, 1) and pool.needs_reset_ids == [0, 1]
+    assert reset(pool) == [[0, 0]] and reset(pool, [1]) == [[0, 0]]
+
+
 @pytest.mark.parametrize("wrong", [[2], [-1], [0, 0], [], 1.5])
 def test_resets_of_unknown_envs_are_refused(make_pool: MakePool, wrong: Any) -> None:
     pool = make_going(make_pool, 2)

@@ -24,6 +24,24 @@ MakePool = Callable[..., shmenv.Pool]
 
 
 @pytest.mark.parametrize(
+    ("env_fns", "what"),
+    [
+        ([], "there is none"),
+        (lambda: ScriptedEnv(), "in a list; it is <function"),
+        (ScriptedEnv, "in a list; it is <class"),
+        ([ScriptedEnv, ScriptedEnv()], "item 1 is <envs.ScriptedEnv .* put `lambda:` before"),
+        (["CartPole-v1"], "item 0 is 'CartPole-v1'"),
+    ],
+)
+def test_what_is_no_list_of_functions_is_named(env_fns: Any, what: str) -> None:
+    for make in (shmenv.Pool, shmenv.SyncSubprocessEnvManager):
+        with pytest.raises(
+            shmenv.UsageError, match=f"env_fns? must be one or more functions that return an env.*{what}"
+        ):
+            make(env_fns)
+
+
+@pytest.mark.parametrize(
     ("env_fns", "options"),
     [
         ([], {}),

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from envs import Gate, ScriptedEnv, act, actions
 from support import Script, eventually, is_gone
 
 import shmenv
+from shmenv.seeds import Seeds
 
 MakePool = Callable[..., shmenv.Pool]
 HOUSE = os.path.dirname(shmenv.__file__)
@@ -361,6 +362,36 @@ def blocking_signal() -> Iterator[int]:
     before = signal.getsignal(signal.SIGUSR1)
     yield signal.SIGUSR1
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_a_handler_that_raises_amid_a_death_leaves_it_sorted_out(
+    policy: str, make_pool: MakePool, blocking_signal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is not the only signal whose handler raises: timeouts in Python are made of SIGALRM."""
+
+    class Alarm(Exception):
+        pass
+
+    def alarm(*_: object) -> None:
+        raise Alarm
+
+    def lose(seeds: Seeds, ids: Iterable[int]) -> None:
+        lose_process(seeds, ids)
+        signal.raise_signal(blocking_signal)
+
+    lose_process = Seeds.lose_process
+    signal.signal(blocking_signal, alarm)
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, on_error=policy)
+    pool.reset()
+    with monkeypatch.context() as patched, pytest.raises(Alarm):
+        patched.setattr(Seeds, "lose_process", lose)
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        while True:  # until the death is noticed
+            pool.step(actions(2))
+    pool.reset()
+    assert pool.step(actions(2)).obs[:, 1].tolist() == [1, 1]
+    assert pool.stats()["restarts"] == 1
 
 
 def test_a_program_may_end_while_a_thread_waits(start_script: Callable[..., Script]) -> None:

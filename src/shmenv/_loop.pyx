@@ -173,6 +173,9 @@ cdef class Loop:
                 if not shm_is_new(n, self.answered[k]):
                     continue
                 word, busy = self.op[k], True
+                if unposted and not word & SHM_WHOLE:  # who waits for a whole batch does not wait for what else was asked
+                    shm_post(self.results, unposted)
+                    unposted = 0
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
                     shm_doing(self.me, n, self.first + k, SHM_STEP, os_now_ns() if self.timed else 0)
                     shm_point(SHM_TAKEN)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import reprlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -34,10 +35,24 @@ def dumped(what: str, value: Any, dump: Callable[[Any], bytes] = codec.dump) -> 
         raise UsageError(f"{what}: {error}") from error
 
 
-def check_range(name: str, value: Any, low: int, high: int) -> int:
-    """The value as an int, if it is one from low to high."""
+def listed_env_fns(name: str, env_fns: Any) -> list[Callable[[], Any]]:
+    """The functions as a list, if they are some."""
+    need = f"{name} must be one or more functions that return an env"
+    if not isinstance(env_fns, Iterable) or isinstance(env_fns, type):
+        raise UsageError(f"{need}, in a list; it is {reprlib.repr(env_fns)}")
+    listed = list(env_fns)
+    if not listed:
+        raise UsageError(f"{need}; there is none")
+    for k, env_fn in enumerate(listed):
+        if not callable(env_fn):
+            raise UsageError(f"{need}; item {k} is {reprlib.repr(env_fn)}: put `lambda:` before what makes an env")
+    return listed
+
+
+def check_range(name: str, value: Any, low: int, high: int, why: str = "") -> int:
+    """The value as an int, if it is one from low to high; `why` it may be no more."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-        raise UsageError(f"{name} must be an int from {low} to {high}, not {value!r}")
+        raise UsageError(f"{name} must be an int from {low} to {high}{why and f' ({why})'}, not {value!r}")
     return int(value)
 
 

@@ -199,7 +199,7 @@ class Exchange:
     def _look_for_deaths(self, heartbeat: bool = False) -> None:
         if not (heartbeat or self.port.alerted()):
             return
-        with interrupts_held():  # Ctrl-C must not lose a death that is half sorted out
+        with interrupts_held():  # no handler that raises may lose a death that is half sorted out
             self.port.acknowledge()
             for handle in self.workers.newly_dead(look=heartbeat):
                 self.recovery.worker_ended(handle, *self.whereabouts.doing(handle))
@@ -388,7 +388,7 @@ class Exchange:
         """Deal with rows that hold errors, where the policy says how. Returns whether an answer is awaited anew."""
         if not self.port.row_flags(ids) & _port.ROW_ERROR:
             return False
-        with interrupts_held():  # Ctrl-C must not leave a row that is half an error, half a loss
+        with interrupts_held():  # no handler that raises may leave a row that is half an error, half a loss
             return self.recovery.repair(ids)
 
     def collect_some(self, ids: Array) -> Batch:

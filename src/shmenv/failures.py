@@ -42,7 +42,7 @@ class Coroner:
             how += f"; it could not build env {handle.failure.env_id}: {remote.type_name}: {remote.message}"
             printed = remote.traceback_text
         return (WorkerTimeoutError if handle.late else WorkerDiedError)(
-            f"worker {handle.worker_id} (pid {handle.pid}), which runs env {_span(handle.ids)}, {how}. {fate}"
+            f"worker {handle.worker_id} (pid {handle.pid}), which runs {_span(handle.ids)}, {how}. {fate}"
             + (f"\n\nWhat it printed at its end:\n{printed}" if printed else ""),
             worker_id=handle.worker_id,
             env_ids=handle.ids,
@@ -66,11 +66,10 @@ class Coroner:
         Blocks: STACK_GRACE at most.
         """
         handle = waiting[0]
-        others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
         return WorkerTimeoutError(
-            f"worker {handle.worker_id} (pid {handle.pid}){others} was not ready within start_timeout="
-            f"{limit} s: {_stage(handle)}. All workers were ended. Raise start_timeout if the envs need "
-            f"longer.\n\n{self._stack_of(handle)}",
+            f"worker {handle.worker_id} (pid {handle.pid}) was not ready within start_timeout={limit} s: "
+            f"{_stage(handle)}{_nor('was', 'were', waiting[1:])}. All workers were ended. Raise start_timeout if the "
+            f"envs need longer.\n\n{self._stack_of(handle)}",
             worker_id=handle.worker_id,
             env_ids=handle.ids,
             pid=handle.pid,
@@ -83,10 +82,9 @@ class Coroner:
         Blocks: STACK_GRACE at most.
         """
         handle = waiting[0]
-        others = f" (and workers {[other.worker_id for other in waiting[1:]]})" if len(waiting) > 1 else ""
         return (
-            f"worker {handle.worker_id} (pid {handle.pid}){others}, which runs env {_span(handle.ids)}, did not end in "
-            f"the time that close gave, and is killed {doing}.\n\n{self._stack_of(handle)}"
+            f"worker {handle.worker_id} (pid {handle.pid}), which runs {_span(handle.ids)}, did not end in the time "
+            f"that close gave, and is killed {doing}{_nor('did', 'did', waiting[1:])}.\n\n{self._stack_of(handle)}"
         )
 
     def _stack_of(self, handle: Handle) -> str:
@@ -110,7 +108,7 @@ class Coroner:
 def start_failed(handle: Handle, message: Failed) -> EnvError:
     """A worker could not build its envs."""
     if message.env_id is None:
-        where = f"worker {handle.worker_id} (envs {_span(handle.ids)}) could not start"
+        where = f"worker {handle.worker_id} ({_span(handle.ids)}) could not start"
     else:
         where = f"the constructor of env {message.env_id} in worker {handle.worker_id} raised"
     env_id = handle.ids.start if message.env_id is None else message.env_id
@@ -161,5 +159,12 @@ def _stage(handle: Handle) -> str:
     return "while starting up" if handle.building is None else f"in the constructor of env {handle.building}"
 
 
+def _nor(verb: str, verbs: str, others: list[Handle]) -> str:
+    """That other workers did not, either."""
+    ids = ", ".join(str(other.worker_id) for other in others)
+    several = len(others) > 1
+    return f"; nor {verbs if several else verb} {'workers' if several else 'worker'} {ids}" if others else ""
+
+
 def _span(ids: range) -> str:
-    return str(ids.start) if len(ids) == 1 else f"{ids.start}-{ids.stop - 1}"
+    return f"env {ids.start}" if len(ids) == 1 else f"envs {ids.start}-{ids.stop - 1}"

@@ -15,7 +15,7 @@ import numpy as np
 from shmenv import manager_config
 from shmenv._steps import ready
 from shmenv._turn import Turn
-from shmenv.arguments import PackedOptions
+from shmenv.arguments import PackedOptions, listed_env_fns
 from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
@@ -47,9 +47,7 @@ class ManagerBase(ABC):
     def __init__(self, env_fn: Iterable[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
         self._closed = True
         self._pool: Pool | None = None
-        self._env_fn = list(env_fn) if isinstance(env_fn, Iterable) and not isinstance(env_fn, type) else []
-        if not self._env_fn or not all(map(callable, self._env_fn)):
-            raise UsageError("env_fn must be one or more functions that return an env")
+        self._env_fn = listed_env_fns("env_fn", env_fn)
         self._cfg = manager_config.checked(self.config, cfg)
         self._env_num = n = len(self._env_fn)
         self._env_states = dict.fromkeys(range(n), EnvState.VOID)

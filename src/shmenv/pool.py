@@ -27,6 +27,7 @@ from shmenv.arguments import (
     deadline_ns,
     dumped,
     env_ids,
+    listed_env_fns,
     mp_context,
     reset_payloads,
 )
@@ -136,15 +137,13 @@ class Pool:
     ) -> None:
         turn = self._turn = Turn()  # closed until the pool is open
         starting.refuse_in_starting_process()
-        env_fns = list(env_fns) if isinstance(env_fns, Iterable) and not isinstance(env_fns, type) else []
+        env_fns = listed_env_fns("env_fns", env_fns)
         n = len(env_fns)
-        if not n or not all(callable(env_fn) for env_fn in env_fns):
-            raise UsageError("env_fns must be one or more functions that return an env")
         if num_workers is None:
             num_workers = min(n, cpu.usable_cores())
-        check_range("num_workers", num_workers, 1, n)
+        check_range("num_workers", num_workers, 1, n, "as many as envs")
         batch_size = n if batch_size is None else batch_size
-        check_range("batch_size", batch_size, 1, n)
+        check_range("batch_size", batch_size, 1, n, "as many as envs")
         check_choice("autoreset", autoreset, AUTORESET_MODES)
         check_choice("on_error", on_error, ("raise", "restart"))
         _check_retries(max_retry, retry_type, retry_waiting_time)
@@ -521,7 +520,7 @@ class Pool:
                 raise UsageError("recv: no env is pending; send() first")
             need = min(self._batch_size, pending)
             if min_envs is not None:
-                need = check_range("min_envs", min_envs, 1, pending)
+                need = check_range("min_envs", min_envs, 1, pending, "so many envs are pending")
             if out is not None:
                 exchange.check_out(out, need)
             most = need if min_envs is None or out is not None else self._num_envs

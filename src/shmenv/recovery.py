@@ -169,6 +169,7 @@ class Recovery:
     def note_told(self, error: WorkerError | EnvError) -> None:
         """The caller is told of an error: none of the envs that it names has to tell it again."""
         self.untold = {i: other for i, other in self.untold.items() if other is not error}
+        self._lost_resets = {i: lost for i, lost in self._lost_resets.items() if lost[0] is not error}
         self.substitutes.note_told(error)
         self._stale = {i: (None if other is error else other, dropped) for i, (other, dropped) in self._stale.items()}
 

@@ -83,27 +83,30 @@ def prepare(context: multiprocessing.context.BaseContext) -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until a process is started and recorded, so that it is ended if the start is given up.
+    """Hold Ctrl-C and all else that has a handler back: what must be done whole, or a start until it is recorded.
 
     A child inherits the mask, until it ignores Ctrl-C: else it would print a traceback from amid its imports.
     For the caller the mask is not enough: any other thread, numpy has some, takes the signal in this one's place.
     """
-    came: list[Any] = []
-    handler = signal.getsignal(signal.SIGINT)
-    held = callable(handler) and threading.current_thread() is threading.main_thread()  # no other is interrupted
-    if held:  # first: where the mask changes, Python looks for signals
-        signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+    came: dict[int, Any] = {}  # signals, each with the frame of its last time
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other is interrupted
+        handlers = {number: signal.getsignal(number) for number in range(1, signal.NSIG)}
+        handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     try:
+        for number in handlers:  # first: where the mask changes, Python looks for signals
+            signal.signal(number, came.__setitem__)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     finally:
-        if held:
-            signal.signal(signal.SIGINT, handler)
-    if came and callable(handler):
-        handler(*came[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    with contextlib.ExitStack() as stack:  # each is called, also where another raises
+        for number, frame in came.items():
+            stack.callback(handlers[number], number, frame)
 
 
 def process_class(context: multiprocessing.context.BaseContext) -> type[BaseProcess]:

@@ -108,7 +108,7 @@ def test_the_end_of_a_worker_is_told_with_its_envs_their_fate_and_their_seeds(
         text = str(caught.value)
     else:
         text = pool.step(actions(4, {2: "exit"})).info[2]["error"]
-    for part in ("worker 1", f"pid {worker['pid']}", "exit code 3", "step of env 2", "last seed 62", "env 2-3", fate):
+    for part in ("worker 1", f"pid {worker['pid']}", "exit code 3", "step of env 2", "last seed 62", "envs 2-3", fate):
         assert part in text, text
     assert "the envs of other workers go on" in text
 

@@ -35,17 +35,21 @@ def dumped(what: str, value: Any, dump: Callable[[Any], bytes] = codec.dump) -> 
         raise UsageError(f"{what}: {error}") from error
 
 
+_short = reprlib.Repr()
+_short.maxother = 80  # characters of what an argument is, in refusals
+
+
 def listed_env_fns(name: str, env_fns: Any) -> list[Callable[[], Any]]:
     """The functions as a list, if they are some."""
     need = f"{name} must be one or more functions that return an env"
     if not isinstance(env_fns, Iterable) or isinstance(env_fns, type):
-        raise UsageError(f"{need}, in a list; it is {reprlib.repr(env_fns)}")
+        raise UsageError(f"{need}, in a list; it is {_short.repr(env_fns)}")
     listed = list(env_fns)
     if not listed:
         raise UsageError(f"{need}; there is none")
     for k, env_fn in enumerate(listed):
         if not callable(env_fn):
-            raise UsageError(f"{need}; item {k} is {reprlib.repr(env_fn)}: put `lambda:` before what makes an env")
+            raise UsageError(f"{need}; item {k} is {_short.repr(env_fn)}: put `lambda:` before what makes an env")
     return listed
 
 

@@ -8,9 +8,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from shmenv._channel cimport (
-    SHM_OP_RESET, SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_OP_PLANE, SHM_ROW_ERROR,
-    SHM_ROW_NOTE,
-    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
+    SHM_OP_RESET, SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_OP_PLANE,
+    SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
     shm_order, shm_await_bell, shm_commanded, shm_is_new, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
     shm_account, shm_respond, shm_responded, shm_end
@@ -174,8 +173,7 @@ cdef class Loop:
                     continue
                 word, busy = self.op[k], True
                 if unposted and not word & SHM_WHOLE:  # who waits for a whole batch does not wait for what else was asked
-                    shm_post(self.results, unposted)
-                    unposted = 0
+                    unposted = self.post(unposted)
                 if SHM_OP_CODE(word) == SHM_OP_STEP and not (self.autoreset == NEXT_STEP and self.over[k]):
                     shm_doing(self.me, n, self.first + k, SHM_STEP, os_now_ns() if self.timed else 0)
                     shm_point(SHM_TAKEN)
@@ -190,17 +188,14 @@ cdef class Loop:
                 self.publish(k, n)
                 unposted += 1
                 if not word & SHM_WHOLE:
-                    shm_post(self.results, unposted)
-                    unposted = 0
-                    shm_point(SHM_POSTED)
+                    unposted = self.post(unposted)
                 if self.goes_on:
                     self.goes_on, following = False, True
                     self.following[k] = 1 + (SHM_OP_PLANE(word) + 1) % self.planes
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
             if unposted:  # one for all: the posts of several workers would contend for their cache line
-                shm_post(self.results, unposted)
-                shm_point(SHM_POSTED)
+                self.post(unposted)
             if following:  # only now, so that no step waits for another env's reset
                 self.go_on()
             if busy:
@@ -227,6 +222,12 @@ cdef class Loop:
         shm_respond(&self.rsp[k], n)  # commit point
         shm_point(SHM_PUBLISHED)
 
+    cdef inline uint32_t post(self, uint32_t answers) noexcept:
+        """How many are left to be posted: none."""
+        shm_post(self.results, answers)
+        shm_point(SHM_POSTED)
+        return 0
+
     cdef go_on(self):
         """Carry out the resets that follow the last steps: commands that the manager will not give, but count."""
         cdef uint32_t k, n
@@ -236,8 +237,7 @@ cdef class Loop:
                 self.worker.command(self.first + k, n, SHM_OP_RESET, self.following[k] - 1, False, False)
                 self.following[k] = 0
                 self.publish(k, n)
-                shm_post(self.results, 1)
-                shm_point(SHM_POSTED)
+                self.post(1)
 
     def doing(self, uint32_t number, uint32_t env_id, uint32_t phase):
         """Publish what this worker is about to call."""

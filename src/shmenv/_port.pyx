@@ -10,9 +10,8 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from shmenv._channel cimport (
-    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_ROW_ERROR,
-    SHM_ROW_NOTE,
-    SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
+    SHM_OP_RESET, SHM_OP_STEP, SHM_OP_CALL, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE,
+    SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_count_reset, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
     shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_has_done_all, shm_end
@@ -26,7 +25,7 @@ READY, TIMEOUT, HEARTBEAT = SHM_READY, SHM_TIMEOUT, SHM_HEARTBEAT
 FOREVER = INT64_MAX
 SEMAPHORE_BYTES, WORKER_BYTES = sizeof(shm_semaphore), sizeof(shm_worker)
 
-cdef int64_t LOOK_NS = 1_000_000_000
+cdef int64_t LOOK_NS = 1_000_000_000  # from one look for answers that were taken back to the next, amid commands
 
 cdef enum: IDLE = 0, OWED = 1  # does the caller still have to get this env's answer?
 cdef enum: NOT = 0, TAKEABLE = 1, VOID = 2  # has an env gone on by itself?
@@ -164,8 +163,7 @@ cdef class Port:
         for k in range(n):
             i = k if ids is None else ids[k]
             env = &self.envs[i]
-            if env.op[0] & SHM_GO_ON:
-                self.catch_up(env, i)
+            self.catch_up(env, i)
             if code != SHM_OP_CALL:
                 env.previous = env.plane
                 env.plane = (env.plane + 1) % self.planes if plane < 0 else <uint32_t>plane
@@ -207,16 +205,17 @@ cdef class Port:
         if rung > 1:  # one alone says nothing
             self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
 
-    cdef void catch_up(self, Env *env, uint32_t i) noexcept:
-        """Note whether the env has gone on after its last step, which it has answered."""
+    cdef inline void catch_up(self, Env *env, uint32_t i) noexcept:
+        """Note whether the env has gone on after its last step, once it has answered that."""
+        if not env.op[0] & SHM_GO_ON or not shm_answered(env.rsp, env.given):
+            return
         env.op[0] &= ~SHM_GO_ON
         if self.flags[env.plane * self.num_envs + i] & SHM_ROW_NEEDS_RESET:
             env.gone_on, env.following = TAKEABLE, env.given + 1
 
     def note_gone_on(self, uint32_t env_id):
         """Note whether an env has gone on, before its step's row, which says so, becomes the manager's to write."""
-        if self.envs[env_id].op[0] & SHM_GO_ON:
-            self.catch_up(&self.envs[env_id], env_id)
+        self.catch_up(&self.envs[env_id], env_id)
 
     def go_on(self, const uint32_t[::1] ids, bint on):
         """Have these envs' workers carry out the reset after an episode's last step at once, from the next step on.
@@ -238,8 +237,7 @@ cdef class Port:
         self.serial += 1
         for k in range(<uint32_t>ids.shape[0]):
             i, env = ids[k], &self.envs[ids[k]]
-            if env.op[0] & SHM_GO_ON:
-                self.catch_up(env, i)
+            self.catch_up(env, i)
             plane = (env.plane + 1) % self.planes
             if env.gone_on != TAKEABLE or not env.goes_on or not shm_answered(env.rsp, env.following):
                 continue
@@ -386,8 +384,7 @@ cdef class Port:
     def is_busy(self, uint32_t env_id, uint32_t number):
         """Whether an env's last command bears this number, or the reset by which it goes on, and is not answered."""
         cdef Env *env = &self.envs[env_id]
-        if env.op[0] & SHM_GO_ON and shm_answered(env.rsp, env.given):
-            self.catch_up(env, env_id)
+        self.catch_up(env, env_id)
         if env.given != number and (env.gone_on != TAKEABLE or env.following != number):
             return False
         return not shm_answered(env.rsp, number)
@@ -584,9 +581,10 @@ cdef class Port:
         cdef Env *env
         for i in range(self.num_envs):
             env = &self.envs[i]
-            if env.worker == worker and env.op[0] & SHM_GO_ON and shm_answered(env.rsp, env.given):
-                self.catch_up(env, i)
-            if env.worker == worker and env.gone_on:
+            if env.worker != worker:
+                continue
+            self.catch_up(env, i)
+            if env.gone_on:
                 env.gone_on = VOID
         shm_give_order(self.workers[worker], SHM_QUIT)
         shm_ring_bell(self.workers[worker], os_now_ns())

@@ -114,7 +114,7 @@ class Exchange:
         self.port.take_back(use)
         if self.unconfirmed is not None and self.unconfirmed[0] >= use:
             self.unconfirmed = None
-        self._blocked = int(np.count_nonzero(self._state != READY))
+        self._count_blocked()
         self._plane = self.port.common_plane(self.all_ids)
         self._unsettled, self.recovery.quiet = True, False
 
@@ -272,9 +272,8 @@ class Exchange:
                 on_it = np.empty(len(self.all_ids), np.uint32)
                 self.recovery.substitutes.keep_rows(plane, on_it[: self.port.on_plane(plane, on_it)])
             self._plane = plane
-        elif self._plane >= 0:
-            self._viewed[...] = -1 if self._copy else self._plane
-            self._plane = -1
+        else:
+            self._part_planes()
         if payloads is not None:
             self.inbound.write_all(ids, payloads)
         if self._debug:
@@ -471,17 +470,24 @@ class Exchange:
         done = done[: self.port.take_resets(ids, done) if self.recovery.quiet else 0]
         if not len(done):
             return done, None
-        if self._plane >= 0:
-            self._viewed[...] = -1 if self._copy else self._plane
-            self._plane = -1
+        self._part_planes()
         self._viewed[done] = -1
         self._state[done] = READY
-        self._blocked = int(np.count_nonzero(self._state))
+        self._count_blocked()
         return done, self.rows.gather_obs(done)
 
     def _take_states(self, ids: Array) -> None:
         self.port.take_states(ids, self._state, READY, NEEDS_RESET, LOST)
-        self._blocked = int(np.count_nonzero(self._state))
+        self._count_blocked()
+
+    def _count_blocked(self) -> None:
+        self._blocked = int(np.count_nonzero(self._state))  # READY is 0
+
+    def _part_planes(self) -> None:
+        """From here on each env is on a plane of its own."""
+        if self._plane >= 0:
+            self._viewed[...] = -1 if self._copy else self._plane
+            self._plane = -1
 
     def check_out(self, out: Batch, rows: int) -> None:
         """Refuse a batch that cannot take `rows` rows of this pool."""

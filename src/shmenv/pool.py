@@ -646,8 +646,8 @@ class Pool:
 
         Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
         longer than `timeout`; else a warning is logged with the worker's stack, and SIGTERM and then SIGKILL end its
-        process group. A call that blocks in
-        another thread raises ClosedError. Arrays of earlier batches stay readable as long as you hold them.
+        process group. A call that blocks in another thread raises ClosedError. Arrays of earlier batches stay readable
+        as long as you hold them.
 
         Args:
             timeout: seconds. None: the pool's `close_timeout`.

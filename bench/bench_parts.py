@@ -15,6 +15,7 @@ from shmenv._port import Port
 from shmenv._turn import Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Batch
+from shmenv.cpu import Waits
 from shmenv.info import Infos
 from shmenv.layout import ArrayNode
 from shmenv.plan import NOTE_BYTES, Plan, split
@@ -81,7 +82,7 @@ class Channels:
         places = [self.plan.places(worker_id) for worker_id in range(2)]
         self.port = Port(
             self.buffer, self.plan.places(), places, Turn(), num_envs=N, planes=2, note_bytes=NOTE_BYTES,
-            first_command=0, spin_ns=0, heartbeat_ns=10**8, cores=2,
+            first_command=0, waits=Waits(0, 0), cores=2,
         )  # fmt: skip
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import shmenv.cpu
 from shmenv.cpu import (
     THREAD_VARIABLES,
     Spreader,
+    Waits,
+    choose_waits,
     cpu_quota,
     limit_threads,
     limited_threads,
@@ -208,3 +211,15 @@ def test_a_moved_process_may_run_wherever_it_might_before(monkeypatch: pytest.Mo
         Spreader().spread([os.getpid(), child.pid], [min(before), min(before)])
         assert os.sched_getaffinity(child.pid) == before
         child.communicate(b"\n", timeout=60)
+
+
+def test_nobody_spins_through_a_policy_on_a_core_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shmenv.cpu, "usable_cores", lambda: 2)
+    quota: list[float | None] = [None]
+    monkeypatch.setattr(shmenv.cpu, "cpu_quota", lambda: quota[0])
+    assert choose_waits(2) == Waits()
+    assert choose_waits(3).patience_ns == 0
+    quota[0] = 3.0
+    assert choose_waits(2) == Waits()
+    quota[0] = 1.5  # two workers and the caller would use three cores' time
+    assert choose_waits(2) == Waits(patience_ns=0)

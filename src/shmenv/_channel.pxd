@@ -18,6 +18,11 @@ cdef extern from "channel.h" nogil:
     ctypedef struct shm_wait:
         int64_t deadline_ns
         int64_t spin_ns
+        int64_t patience_ns
+        int64_t late_ns
+        int64_t expected_ns
+        int64_t began_ns
+        int64_t gap_ns
         int64_t heartbeat_ns
         uint64_t spins
         uint64_t parks
@@ -27,10 +32,13 @@ cdef extern from "channel.h" nogil:
         pass
     ctypedef uint32_t (*shm_scan)(void *) noexcept nogil
     const int SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT
+    const int64_t SHM_SLICE_NS
     const uint32_t SHM_QUIT, SHM_IDLE, SHM_CONSTRUCT, SHM_STEP
     const int64_t INT64_MAX
     int64_t os_now_ns()
     uint32_t os_core()
+    void shm_begin_wait(shm_wait *, int64_t)
+    void shm_end_wait(shm_wait *, int64_t, int64_t, bint)
     # semaphore
     void shm_post(shm_semaphore *, uint32_t)
     int shm_await(shm_semaphore *, uint32_t, uint32_t, shm_scan, void *, shm_wait *, uint32_t *)
@@ -48,6 +56,7 @@ cdef extern from "channel.h" nogil:
     uint32_t shm_generation(shm_worker *)
     void shm_read_account(shm_worker *, uint64_t *)
     uint32_t shm_core(shm_worker *)
+    int64_t shm_done_ns(shm_worker *)
     # the worker's end
     uint32_t shm_bell(shm_worker *)
     uint32_t shm_order(shm_worker *)
@@ -58,6 +67,8 @@ cdef extern from "channel.h" nogil:
     void shm_doing_nothing(shm_worker *, uint32_t)
     bint shm_has_done_all(shm_worker *)
     void shm_count_step(shm_worker *)
+    int64_t shm_rung_ns(shm_worker *)
+    void shm_note_done(shm_worker *, int64_t)
     void shm_note_core(shm_worker *, uint32_t)
     void shm_account(shm_worker *, int64_t, int64_t, shm_wait *)
     void shm_respond(a32 *, uint32_t)

@@ -1,6 +1,7 @@
 from typing import Any, Self, final
 
 from shmenv._memory import Mapping
+from shmenv.cpu import Waits
 
 @final
 class Loop:
@@ -14,8 +15,7 @@ class Loop:
         planes: int,
         autoreset: int,
         note_bytes: int,
-        spin_ns: int,
-        heartbeat_ns: int,
+        waits: Waits,
         timed: bool,
         retries: bool,
     ) -> Self: ...

@@ -10,9 +10,9 @@ from libc.string cimport memcmp, memcpy
 from shmenv._channel cimport (
     SHM_OP_RESET, SHM_OP_STEP, SHM_HAS_PAYLOAD, SHM_KEEP_ROW, SHM_WHOLE, SHM_GO_ON, SHM_OP_CODE, SHM_OP_PLANE,
     SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, a32, shm_semaphore, shm_wait,
-    shm_worker, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
+    shm_worker, SHM_READY, SHM_INTERRUPTED, SHM_QUIT, SHM_IDLE, SHM_STEP, INT64_MAX, os_now_ns, os_core, shm_post, shm_bell,
     shm_order, shm_await_bell, shm_commanded, shm_is_new, shm_doing, shm_doing_nothing, shm_count_step, shm_note_core,
-    shm_account, shm_respond, shm_responded, shm_end
+    shm_note_done, shm_rung_ns, shm_begin_wait, shm_end_wait, shm_account, shm_respond, shm_responded, shm_end
 )
 
 import numpy
@@ -101,7 +101,7 @@ cdef class Loop:
     cdef uint8_t *following  # the plane of that reset, counted from 1, until it is carried out; 0: none is to be
 
     def __cinit__(self, worker, segment, dict at, *, uint32_t num_envs, uint32_t planes, uint32_t autoreset, uint32_t note_bytes,
-                  int64_t spin_ns, int64_t heartbeat_ns, bint timed, bint retries):
+                  waits, bint timed, bint retries):
         cdef size_t base = segment.address
         cdef uint32_t first = at["first"], count = at["count"]
         self.worker, self.segment = worker, segment
@@ -146,7 +146,8 @@ cdef class Loop:
             raise MemoryError
         for k in range(count):
             self.answered[k] = shm_responded(&self.rsp[k])
-        self.wait.deadline_ns, self.wait.spin_ns, self.wait.heartbeat_ns = INT64_MAX, spin_ns, heartbeat_ns
+        self.wait.spin_ns, self.wait.patience_ns, self.wait.late_ns, self.wait.heartbeat_ns = waits
+        self.wait.deadline_ns, self.wait.expected_ns = INT64_MAX, self.wait.spin_ns
 
     def __dealloc__(self):
         PyMem_Free(self.answered)
@@ -156,8 +157,9 @@ cdef class Loop:
     def run(self):
         """Serve commands until the order to quit. Blocks: without the GIL while there is nothing to do."""
         cdef uint32_t k, n, seen, word, unposted
-        cdef int64_t since = os_now_ns(), idle, now
+        cdef int64_t since = os_now_ns(), idle, now = 0
         cdef int how
+        cdef uint64_t spins
         cdef bint busy, following
         self.binders = self.worker.binders
         self.steps = [env.step for env in self.worker.envs]
@@ -194,23 +196,28 @@ cdef class Loop:
                     self.following[k] = 1 + (SHM_OP_PLANE(word) + 1) % self.planes
                 if self.timed:  # stopped here, it leaves what else it was asked lying: not what it has just done is late
                     shm_doing(self.me, seen - 1, 0, SHM_IDLE, os_now_ns())
+            if busy:
+                shm_note_core(self.me, os_core())
+                now = os_now_ns()
+                shm_note_done(self.me, now)
             if unposted:  # one for all: the posts of several workers would contend for their cache line
                 self.post(unposted)
             if following:  # only now, so that no step waits for another env's reset
                 self.go_on()
             if busy:
-                shm_note_core(self.me, os_core())
-                now = os_now_ns()
                 shm_account(self.me, now - since, 0, &self.wait)
                 since = now
                 continue
             if shm_order(self.me) == SHM_QUIT:
                 return
             shm_doing_nothing(self.me, seen)
-            idle = os_now_ns()
+            idle, spins = os_now_ns(), self.wait.spins
+            shm_begin_wait(&self.wait, idle)
             with nogil:
                 how = shm_await_bell(self.me, seen, &self.wait)
             now = os_now_ns()
+            if how == SHM_READY:
+                shm_end_wait(&self.wait, shm_rung_ns(self.me), now, self.wait.spins != spins)
             shm_account(self.me, idle - since, now - idle, &self.wait)
             since = now
             if how == SHM_INTERRUPTED:

@@ -5,6 +5,7 @@ import numpy as np
 
 from shmenv._memory import Mapping
 from shmenv._turn import Turn
+from shmenv.cpu import Waits
 
 RESET: Final[int]
 STEP: Final[int]
@@ -37,8 +38,7 @@ class Port:
         planes: int,
         note_bytes: int,
         first_command: int,
-        spin_ns: int,
-        heartbeat_ns: int,
+        waits: Waits,
         cores: int,
     ) -> Self: ...
     @property

@@ -14,7 +14,8 @@ from shmenv._channel cimport (
     SHM_ROW_ERROR, SHM_ROW_NOTE, SHM_ROW_SPILLED, SHM_ROW_FINAL_NOTE, SHM_ROW_FINAL_SPILLED, SHM_ROW_NEEDS_RESET, shm_word, a32, shm_semaphore, shm_wait,
     shm_worker, SHM_READY, SHM_TIMEOUT, SHM_INTERRUPTED, SHM_HEARTBEAT, SHM_QUIT, SHM_CONSTRUCT, INT64_MAX, os_now_ns,
     shm_await, shm_alerts, shm_alert, shm_command, shm_count_reset, shm_answered, shm_has_ended, shm_ring_bell, shm_give_order,
-    shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_has_done_all, shm_end
+    shm_reset_channel, shm_reset_worker, shm_generation, shm_read_account, shm_core, shm_doing, shm_has_done_all, shm_end,
+    shm_done_ns, shm_begin_wait, shm_end_wait, SHM_SLICE_NS
 )
 from shmenv._turn cimport Turn
 
@@ -97,12 +98,13 @@ cdef class Port:
     cdef uint64_t serial
     cdef int64_t looked_ns  # CLOCK_MONOTONIC of the last look for answers that were taken back
     cdef shm_wait wait
+    cdef bint whole  # was the last command one whose answers are waited for all together?
     cdef readonly uint32_t pending
     cdef readonly uint64_t copied   # bytes that `gather` has copied
     cdef readonly uint32_t crowded  # batches in a row with more workers on one core than there need be
 
     def __cinit__(self, segment, dict at, list workers, Turn turn not None, *, uint32_t num_envs, uint32_t planes, uint32_t note_bytes,
-                  uint32_t first_command, int64_t spin_ns, int64_t heartbeat_ns, uint32_t cores):
+                  uint32_t first_command, waits, uint32_t cores):
         cdef size_t base = segment.address
         cdef uint32_t i, k
         cdef Env *env
@@ -131,7 +133,8 @@ cdef class Port:
                 shm_command(env.cmd, first_command)
                 shm_reset_channel(env.cmd, env.rsp)
                 shm_end(env.ended, first_command)  # not 0, which counts as command 2**32
-        self.wait.spin_ns, self.wait.heartbeat_ns, self.cores = spin_ns, heartbeat_ns, cores
+        self.wait.spin_ns, self.wait.patience_ns, self.wait.late_ns, self.wait.heartbeat_ns = waits
+        self.wait.expected_ns, self.cores = self.wait.spin_ns, cores
 
     def __dealloc__(self):
         PyMem_Free(self.workers)
@@ -158,6 +161,7 @@ cdef class Port:
         cdef uint32_t rung = 0, fullest = 0, core
         cdef uint32_t on_core[64]
         self.serial += 1
+        self.whole = whole
         if now - self.looked_ns > LOOK_NS:
             self.look_for_damage(now)
         for k in range(n):
@@ -202,6 +206,7 @@ cdef class Port:
                 if shm_ring_bell(self.workers[k], now):
                     # The kernel may put whom it wakes behind another: a core left idle now fetches it, a spinning one not.
                     self.wait.shy = max(self.wait.shy, 1)
+                    now = os_now_ns()  # waking takes long: the next one is not late for it
         if rung > 1:  # one alone says nothing
             self.crowded = self.crowded + 1 if fullest > (rung + self.cores - 1) // self.cores else 0
 
@@ -315,13 +320,16 @@ cdef class Port:
         cdef Scan scan
         cdef uint32_t found
         cdef int how
+        cdef uint64_t spins
         scan.envs = self.envs
         scan.ids, scan.count = NULL, self.num_envs
         if ids is not None:
             scan.ids, scan.count = &ids[0], <uint32_t>ids.shape[0]
         if count_answers(&scan) >= need:
+            self.wait.began_ns = 0
             return SHM_READY
-        self.wait.deadline_ns = deadline_ns
+        self.wait.deadline_ns, spins = deadline_ns, self.wait.spins
+        shm_begin_wait(&self.wait, os_now_ns())
         while True:
             with nogil:
                 how = shm_await(self.results, need, self.seen_alert, count_answers, &scan, &self.wait, &found)
@@ -329,7 +337,19 @@ cdef class Port:
                 PyErr_CheckSignals()
                 if how == SHM_INTERRUPTED:
                     continue
+            if how == SHM_READY:
+                self.note_wait(self.wait.spins != spins)
             return how
+
+    cdef void note_wait(self, bint spun) noexcept:
+        """Learn from the wait that has just ended. When the k-th answer came is known only where k is all of them."""
+        cdef int64_t now = os_now_ns(), done = 0
+        cdef uint32_t k
+        for k in range(self.num_workers if self.whole else 0):
+            done = max(done, shm_done_ns(self.workers[k]))
+        if not self.whole:
+            done = now - (self.wait.gap_ns if self.wait.gap_ns >= SHM_SLICE_NS else 0)
+        shm_end_wait(&self.wait, done, now, spun)
 
     def alerted(self):
         """Whether there is news that `acknowledge` has not seen."""

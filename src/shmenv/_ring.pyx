@@ -21,6 +21,8 @@ cdef extern from "atomic.h":
     ctypedef struct shm_wait:
         int64_t deadline_ns
         int64_t spin_ns
+        int64_t patience_ns
+        int64_t began_ns
         int64_t heartbeat_ns
         uint32_t shy
         uint32_t shyness
@@ -101,7 +103,7 @@ cpdef int64_t deadline_ns(object timeout) except -1:
 
 cdef int allow(shm_wait *wait, object timeout) except -1:
     wait.deadline_ns = deadline_ns(timeout)
-    wait.spin_ns = SPIN_NS
+    wait.spin_ns, wait.patience_ns, wait.began_ns = SPIN_NS, 0, 0
     wait.shy = wait.shyness = 0
     wait.heartbeat_ns = HEARTBEAT_NS
     return 0

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shmenv.errors import UsageError
 
@@ -23,6 +23,12 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+
+# Nanoseconds; bench/waits.py measures what they do.
+SPIN_NS = 200_000  # what a wait is spun through at least, while it is expected to be short enough
+PATIENCE_NS = 2_000_000  # what it is spun through at most, by expectation: a policy's work; waking costs 2 % of it
+LATE_NS = 30_000  # a spin that notices so late was not alone on its core; alone it takes 2 to 10 us
+HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0  # seconds between two moves of workers; a move costs some 20 us
 CALM = 20  # moves are not repeated for so many pauses: the last one held
@@ -166,6 +172,27 @@ def pin_plan(affinity: Literal["spread"] | Sequence[int] | None, num_workers: in
         if refused:
             raise UsageError(f"affinity names cores {refused}, but this process may run on {allowed} only")
     return [{cores[worker % len(cores)]} for worker in range(num_workers)]
+
+
+class Waits(NamedTuple):
+    """How both sides of a pool wait, in nanoseconds. core/atomic.h says what they do, where `shm_wait` has them."""
+
+    spin_ns: int = SPIN_NS
+    patience_ns: int = PATIENCE_NS
+    late_ns: int = LATE_NS
+    heartbeat_ns: int = HEARTBEAT_NS
+
+
+def choose_waits(num_workers: int) -> Waits:
+    """How the caller and so many workers wait for each other here.
+
+    Workers that share a core wait for each other's turns, so they spin for longer, but not through a policy. Nor does
+    anybody where a cgroup grants less CPU time than all of them spinning would use: they would be throttled for it.
+    """
+    if num_workers > usable_cores():
+        return Waits(2 * SPIN_NS, 0)
+    quota = cpu_quota()
+    return Waits() if quota is None or quota >= num_workers + 1 else Waits(patience_ns=0)
 
 
 class Spreader:

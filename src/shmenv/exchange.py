@@ -12,7 +12,7 @@ from shmenv._port import Port
 from shmenv._turn import Turn
 from shmenv.action import ActionWriter
 from shmenv.batch import Array, Batch
-from shmenv.cpu import Spreader
+from shmenv.cpu import Spreader, Waits
 from shmenv.errors import ClosedError, DamageError, EnvError, RecvTimeoutError, UsageError, WorkerError
 from shmenv.info import Infos
 from shmenv.plan import NOTE_BYTES, Plan
@@ -25,7 +25,6 @@ from shmenv.starting import interrupts_held
 from shmenv.supervisor import Supervisor
 from shmenv.whereabouts import Whereabouts
 
-HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 CROWDED = 8  # batches in a row with more workers on one core than there need be, until they are moved apart
 
 
@@ -52,7 +51,7 @@ class Exchange:
         *,
         copy: bool,
         debug: bool,
-        spin_ns: int,
+        waits: Waits,
         spreader: Spreader | None,
         reset_first: bool,
     ) -> None:
@@ -67,8 +66,7 @@ class Exchange:
             planes=plan.planes,
             note_bytes=NOTE_BYTES,
             first_command=self.first_command,
-            spin_ns=spin_ns,
-            heartbeat_ns=HEARTBEAT_NS,
+            waits=waits,
             cores=len(os.sched_getaffinity(0)),
         )
         self.closing = False

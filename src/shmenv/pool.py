@@ -33,7 +33,7 @@ from shmenv.arguments import (
 )
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
-from shmenv.exchange import HEARTBEAT_NS, Exchange
+from shmenv.exchange import Exchange
 from shmenv.handle import Handle
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
@@ -44,7 +44,6 @@ from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")
 
-SPIN_NS = 200_000  # how long workers and the caller spin before they park; bench/waits.py measures it
 OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
 
 
@@ -181,8 +180,7 @@ class Pool:
         self._close_once = threading.Lock()
         self._started = time.monotonic()
         ranges = split(n, num_workers)
-        # Workers that share a core wait for each other's turns, too.
-        spin_ns = SPIN_NS if num_workers <= cpu.usable_cores() else 2 * SPIN_NS
+        waits = cpu.choose_waits(num_workers)
 
         with_cleanup: list[Any] = []
         try:
@@ -202,7 +200,7 @@ class Pool:
                 return Setup(
                     worker_id, ranges[worker_id], generation, factories, lengths[worker_id], init, manager, conn,
                     segment, spill, stacks, entropy, cores[worker_id], shared_memory, strict_dtype,
-                    spin_ns, HEARTBEAT_NS, limits.timed, max_retry if retry_step else 1,
+                    waits, limits.timed, max_retry if retry_step else 1,
                     retry_waiting_time, plan,
                 )  # fmt: skip
 
@@ -220,7 +218,7 @@ class Pool:
                 spreader = cpu.Spreader() if affinity is None and num_workers > 1 else None
                 exchange = Exchange(
                     plan, segment, spill, workers, policy, turn,
-                    copy=copy, debug=debug, spin_ns=spin_ns, spreader=spreader, reset_first=reset_first,
+                    copy=copy, debug=debug, waits=waits, spreader=spreader, reset_first=reset_first,
                 )  # fmt: skip
                 workers.watch(exchange.port, segment, plan)
                 workers.go(plan)

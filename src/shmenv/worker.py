@@ -22,7 +22,7 @@ from shmenv._info import unpack_info
 from shmenv._loop import Loop
 from shmenv._mail import Mail
 from shmenv.action import ActionReader
-from shmenv.cpu import limit_threads
+from shmenv.cpu import Waits, limit_threads
 from shmenv.fit import as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
@@ -54,8 +54,7 @@ class Setup:
     cores: set[int] | None
     shared_memory: bool
     strict_dtype: bool
-    spin_ns: int
-    heartbeat_ns: int
+    waits: Waits
     timed: bool  # publish when each call into an env began
     step_attempts: int
     retry_waiting_time: float
@@ -265,8 +264,7 @@ class Worker:
             planes=plan.planes,
             autoreset=AUTORESET_MODES.index(plan.autoreset),
             note_bytes=NOTE_BYTES,
-            spin_ns=setup.spin_ns,
-            heartbeat_ns=setup.heartbeat_ns,
+            waits=setup.waits,
             timed=setup.timed,
             retries=setup.step_attempts > 1,
         )

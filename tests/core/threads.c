@@ -326,11 +326,55 @@ static void run_watcher(void) {
     shm_free_watcher(watcher);
 }
 
+/* ---- how long a wait is spun through ---- */
+
+/* A wait of so many nanoseconds, noticed by a spin, so much later. */
+static void live_through(shm_wait *wait, int64_t lasted, int64_t late) {
+    static int64_t now = SECONDS;
+    shm_begin_wait(wait, now);
+    shm_begin_wait(wait, now + lasted / 2); /* as after a heartbeat */
+    now += lasted + late;
+    shm_end_wait(wait, now - late, now, 1);
+}
+static void run_expectations(void) {
+    const int64_t us = 1000;
+    shm_wait wait = patient(200 * us);
+    live_through(&wait, 900 * us, 0);
+    check(shm_spin_budget(&wait) == 200 * us, "what has no patience does not spin by its budget");
+    wait.patience_ns = 2000 * us, wait.late_ns = 30 * us;
+    for (int i = 0; i < 20; i++)
+        live_through(&wait, 900 * us, 0);
+    check(shm_spin_budget(&wait) == 1800 * us, "a wait of 900 us is not spun through");
+    live_through(&wait, SECONDS, 0);
+    check(shm_spin_budget(&wait) >= 1800 * us, "one long pause hides what is usual");
+    check(shm_spin_budget(&wait) <= 2400 * us, "one long pause counts for more than it should");
+    for (int i = 0; i < 40; i++)
+        live_through(&wait, 50 * us, 0);
+    check(shm_spin_budget(&wait) == 200 * us, "the estimate does not come down");
+    for (int i = 0; i < 20; i++)
+        live_through(&wait, 3000 * us, 0);
+    check(shm_spin_budget(&wait) == 0, "a wait longer than the patience is spun for");
+    check(wait.shy == 0, "punctual spins make shy");
+    live_through(&wait, 50 * us, 31 * us);
+    check(wait.shy == 4, "a spin that noticed late does not make shy");
+    live_through(&wait, 50 * us, 31 * us);
+    check(wait.shy == 8, "the second late spin in a row does not make shyer");
+    for (int i = 0; i < 4; i++)
+        live_through(&wait, 50 * us, 29 * us);
+    check(wait.shyness == 0, "punctual spins do not make bold again");
+    shm_end_wait(&wait, SECONDS, SECONDS, 1);
+    check(shm_spin_budget(&wait) > 0, "the end of no wait changes something");
+    wait.expected_ns = 0;
+    live_through(&wait, -100 * us, 0); /* over before it began: the other side was quicker */
+    check(wait.expected_ns == 0, "a wait lasted less than nothing");
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         rounds = (uint32_t)strtoul(argv[1], NULL, 10) & ~1u; /* even: posts of 1 and 2 in turn */
     run_watcher(); /* first: it forks, and there is one thread yet */
     run_waits();
+    run_expectations();
     run_pool(WORKERS * ENVS, 0);
     run_pool(3, 50000);
     run_ring(0);

@@ -41,6 +41,11 @@ static inline int shm_reached(uint32_t a, uint32_t b) { return (int32_t)(a - b) 
 typedef struct {
     int64_t deadline_ns;  /* CLOCK_MONOTONIC; INT64_MAX waits for ever, 0 only polls */
     int64_t spin_ns;      /* yield-spin so long before parking; 0 parks at once */
+    int64_t patience_ns;  /* spin longer, or not at all, by what is expected: through waits of at most so long; 0: don't */
+    int64_t late_ns;      /* who spins and finds out so long after the wait was over shares its core with others */
+    int64_t expected_ns;  /* how long such waits lasted lately; starts as spin_ns */
+    int64_t began_ns;     /* CLOCK_MONOTONIC at which the wait began that is not over; 0: none */
+    int64_t gap_ns;       /* how long the last yield of the last spin took */
     int64_t heartbeat_ns; /* longest single park: the second net under a lost wake-up */
     uint64_t spins;       /* waits that ended while spinning */
     uint64_t parks;       /* futex waits entered */
@@ -71,6 +76,8 @@ static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
         if (last)
             return SHM_TIMEOUT;
         wait->heartbeats++;
+        if (!wait->shy)
+            wait->shy = 1; /* who has waited so long goes on without another spin */
         return SHM_HEARTBEAT;
     case OS_INTERRUPTED:
         return SHM_INTERRUPTED;
@@ -79,37 +86,74 @@ static inline int shm_park(a32 *word, uint32_t expected, shm_wait *wait) {
     }
 }
 
-/* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds (1) or spin_ns is up
- * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running.
- * A spin that was in vain is the last for some waits, and for twice as many each time; every spin that succeeds halves
- * their number. In vain is also what got the core back only a time slice after a yield, from a foreign process that
- * computes: who parks instead is woken before that one is done. The model looks once. */
+/* A spin that was in vain is the last for some waits, and for twice as many each time; every spin that was not halves
+ * their number. */
 enum { SHM_SLICE_NS = 1000000, SHM_SHYEST = 1024 };
-static inline uint32_t shm_shyer(uint32_t shyness) {
-    return shyness == 0 ? 4 : shyness < SHM_SHYEST ? 2 * shyness : SHM_SHYEST;
+static inline void shm_note_spin(shm_wait *wait, int in_vain) {
+    if (!in_vain)
+        wait->shyness >>= 1;
+    else
+        wait->shy = wait->shyness = wait->shyness == 0 ? 4 : wait->shyness < SHM_SHYEST ? 2 * wait->shyness : SHM_SHYEST;
 }
+
+/* Waits of one kind resemble each other, whatever they are for: a policy that thinks, a batch of envs, other workers. So
+ * the last ones tell how long the next one will last, and whether it is worth spinning through. */
+static inline void shm_begin_wait(shm_wait *wait, int64_t now) {
+    if (!wait->began_ns) /* a heartbeat or a signal does not end it */
+        wait->began_ns = now;
+}
+/* over_ns: since when the wait could have ended; spun: it was noticed by a spin. What wakes late is no part of a wait, or
+ * parked waits would seem too long to be spun through. The estimate grows by a quarter at most: one long pause, as for a
+ * learner, does not hide what is usual. A spin that notices late was in vain: others were on its core, and want it. */
+static inline void shm_end_wait(shm_wait *wait, int64_t over_ns, int64_t now, int spun) {
+    int64_t began = wait->began_ns, grown = wait->expected_ns + wait->expected_ns / 4 + 10000;
+    int64_t lasted = over_ns <= began ? 0 : over_ns - began;
+    wait->began_ns = 0;
+    if (!began || !wait->patience_ns)
+        return;
+    if (lasted < wait->expected_ns)
+        wait->expected_ns -= (wait->expected_ns - lasted) / 8;
+    else
+        wait->expected_ns = lasted < grown ? lasted : grown;
+    if (spun)
+        shm_note_spin(wait, over_ns <= now - wait->late_ns);
+}
+static inline int64_t shm_spin_budget(const shm_wait *wait) {
+    if (!wait->patience_ns)
+        return wait->spin_ns;
+    if (wait->expected_ns > wait->patience_ns)
+        return 0;
+    return 2 * wait->expected_ns > wait->spin_ns ? 2 * wait->expected_ns : wait->spin_ns;
+}
+
+/* Bounded spinning that gives the core away between two looks: evaluates `over` until it holds (1) or the budget is up
+ * (0). Never a pause-spin: with as many processes as cores it keeps the awaited side from running.
+ * Without patience, in vain is what found nothing, and what got the core back only a time slice after a yield, from a
+ * foreign process that computes: who parks instead is woken before that one is done. With it, only shm_end_wait can tell:
+ * a yield lasts long where it is the awaited side that has the core. The model looks once. */
 #ifdef SHM_MODEL
 #define SHM_SPIN(wait, over) ((wait)->spin_ns > 0 && (over))
 #else
 #define SHM_SPIN(wait, over)                                                                                          \
     __extension__({                                                                                                   \
         int held_ = 0;                                                                                                \
-        if ((wait)->spin_ns > 0 && (wait)->shy > 0) {                                                                 \
+        int64_t budget_ = shm_spin_budget(wait);                                                                      \
+        if (budget_ > 0 && (wait)->shy > 0) {                                                                         \
             (wait)->shy--;                                                                                            \
-        } else if ((wait)->spin_ns > 0) {                                                                             \
-            int64_t now_ = os_now_ns(), last_ = now_, spin_end_ = now_ + (wait)->spin_ns;                             \
+        } else if (budget_ > 0) {                                                                                     \
+            int64_t now_ = os_now_ns(), last_ = now_, spin_end_ = now_ + budget_;                                     \
+            int64_t slice_ = (wait)->patience_ns ? INT64_MAX : SHM_SLICE_NS;                                          \
             if (spin_end_ > (wait)->deadline_ns)                                                                      \
                 spin_end_ = (wait)->deadline_ns;                                                                      \
-            while (!(held_ = (over)) && now_ < spin_end_ && now_ - last_ < SHM_SLICE_NS) {                            \
+            while (!(held_ = (over)) && now_ < spin_end_ && now_ - last_ < slice_) {                                  \
                 last_ = now_;                                                                                         \
                 os_yield();                                                                                           \
                 now_ = os_now_ns();                                                                                   \
             }                                                                                                         \
+            (wait)->gap_ns = now_ - last_;                                                                            \
             (wait)->spins += (uint64_t)held_;                                                                         \
-            if (held_ && now_ - last_ < SHM_SLICE_NS)                                                                 \
-                (wait)->shyness >>= 1;                                                                                \
-            else                                                                                                      \
-                (wait)->shy = (wait)->shyness = shm_shyer((wait)->shyness);                                           \
+            if (!(wait)->patience_ns)                                                                                 \
+                shm_note_spin(wait, !held_ || (wait)->gap_ns >= SHM_SLICE_NS);                                        \
         }                                                                                                             \
         held_;                                                                                                        \
     })

@@ -20,6 +20,7 @@ typedef struct {
     a64 spins;              /* waits that ended while spinning */
     a64 parks;              /* futex waits entered */
     a32 core;               /* the core on which it took up its last commands */
+    a64 done_ns;            /* CLOCK_MONOTONIC at which it had carried them out */
 } shm_worker;
 
 enum { SHM_RUN = 0, SHM_QUIT = 1 };
@@ -67,8 +68,12 @@ static inline uint32_t shm_order(shm_worker *w) {
 static inline void shm_count_step(shm_worker *w) {
     SHM_STORE(&w->steps, SHM_LOAD(&w->steps, relaxed) + 1, relaxed);
 }
+static inline void shm_note_done(shm_worker *w, int64_t now) { SHM_STORE(&w->done_ns, (uint64_t)now, relaxed); }
 static inline void shm_note_core(shm_worker *w, uint32_t core) { SHM_STORE(&w->core, core, relaxed); }
 static inline uint32_t shm_core(shm_worker *w) { return SHM_LOAD(&w->core, relaxed); } /* a hint; called by any side */
+/* Hints for estimates, so no order: the manager's when it was all done, the worker's when its bell was rung. */
+static inline int64_t shm_done_ns(shm_worker *w) { return (int64_t)SHM_LOAD(&w->done_ns, relaxed); }
+static inline int64_t shm_rung_ns(shm_worker *w) { return (int64_t)SHM_LOAD(&w->rung_ns, relaxed); }
 static inline void shm_account(shm_worker *w, int64_t busy_ns, int64_t wait_ns, const shm_wait *wait) {
     SHM_STORE(&w->busy_ns, SHM_LOAD(&w->busy_ns, relaxed) + (uint64_t)busy_ns, relaxed);
     SHM_STORE(&w->wait_ns, SHM_LOAD(&w->wait_ns, relaxed) + (uint64_t)wait_ns, relaxed);

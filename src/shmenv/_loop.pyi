@@ -1,7 +1,6 @@
 from typing import Any, Self, final
 
 from shmenv._memory import Mapping
-from shmenv.cpu import Waits
 
 @final
 class Loop:
@@ -15,7 +14,7 @@ class Loop:
         planes: int,
         autoreset: int,
         note_bytes: int,
-        waits: Waits,
+        waits: tuple[int, int, int, int],
         timed: bool,
         retries: bool,
     ) -> Self: ...

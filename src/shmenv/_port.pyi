@@ -5,7 +5,6 @@ import numpy as np
 
 from shmenv._memory import Mapping
 from shmenv._turn import Turn
-from shmenv.cpu import Waits
 
 RESET: Final[int]
 STEP: Final[int]
@@ -38,7 +37,7 @@ class Port:
         planes: int,
         note_bytes: int,
         first_command: int,
-        waits: Waits,
+        waits: tuple[int, int, int, int],
         cores: int,
     ) -> Self: ...
     @property

@@ -74,7 +74,7 @@ class _Pool:
         buffer = self.segment.buffer
         self.port = _port.Port(
             buffer, self.plan.places(), [self.plan.places(w) for w in range(2)], Turn(), num_envs=N, planes=2,
-            note_bytes=1024, first_command=0, spin_ns=0, heartbeat_ns=10**8, cores=2,
+            note_bytes=1024, first_command=0, waits=(0, 0, 0, 10**8), cores=2,
         )  # fmt: skip
         self.rows = Rows(self.plan, buffer, self.port, self.spill)
         self.calls = self.plan.mail("call", buffer, self.spill)

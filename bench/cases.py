@@ -1,6 +1,7 @@
 """What is stepped in the benchmarks of whole pools."""
 
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+
+CRC_BYTES = 3.0e9  # a second, that zlib.crc32 takes in on the machine of docs/performance.md
+_WORK = bytes(1 << 22)
 
 Answer = tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]
 
@@ -44,6 +48,23 @@ class Busy(Idle):
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass
+        return super().step(action)
+
+
+class Computing(Idle):
+    """Does a fixed amount of work a step, however long that takes beside others; its frames are Atari's.
+
+    Args:
+        seconds: what the work takes about; the same work for all, so nothing is calibrated at run time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(4, 84, 84)
+        self.action_space = gymnasium.spaces.Discrete(6)
+        self.work = memoryview(_WORK)[: int(seconds * CRC_BYTES)]
+
+    def step(self, action: np.int64) -> Answer:
+        zlib.crc32(self.work)
         return super().step(action)
 
 

@@ -135,6 +135,9 @@ class Child:
         Raises:
             AssertionError: the values differ.
         """
+        if self.workload.loop and not isinstance(self.player, Limit):
+            checked: bool | None = self.player.check()
+            return checked
         if isinstance(self.player, Limit) or not self.player.comparable:
             return None
         env = (self.workload.case.env_fns)[0]()

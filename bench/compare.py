@@ -10,6 +10,7 @@ has another numpy is measured by the limit of that environment.
 
     make compare                                              all: writes docs/performance.md with its plots
     make compare ARGS="--only cartpole64 idle64 --rounds 3"   prints only
+    make compare ARGS="--only loop-c64 --rounds 3"            the same, for a loop with a policy
 """
 
 import argparse
@@ -21,15 +22,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psutil
 
 import report
-from contestants import CONTESTANTS, LIMIT, ROOT, Contestant
+from contestants import CONTESTANTS, LOOPERS, ROOT, Contestant
 from drive import RESTLESS, Broken, Driven
 from machine import describe
+from shmenv.cli.cores import two_against_one, words
 from workloads import WORKLOADS
 
 CACHE = ROOT / ".cache"  # not kept
@@ -41,11 +44,12 @@ FIRSTS = 3  # pauses
 class Field:
     """All contestants, as far as they are installed."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], everyone: list[Contestant]) -> None:
         self.log = CACHE / "compare.log"
         self.told: dict[str, dict[str, Any]] = {}
         self.seats: dict[str, Driven] = {}
-        chosen = [one for one in CONTESTANTS if not names or one.name in names or one.name == LIMIT]
+        first = everyone[0]  # the limit of the others
+        chosen = [one for one in everyone if not names or one.called in names or one == first]
         for contestant in chosen:
             self._seat(contestant)
         limits: dict[tuple[str, str], str] = {}
@@ -55,9 +59,9 @@ class Field:
                 continue
             key = told["numpy"], told["gymnasium"]
             if key not in limits:
-                limits[key] = LIMIT if not limits else f"{LIMIT}, numpy {key[0]}, gymnasium {key[1]}"
-                if limits[key] != LIMIT:
-                    self._seat(Contestant(limits[key], "limit", "plain", contestant.venv, "gymnasium"))
+                limits[key] = first.name if not limits else f"{first.name}, numpy {key[0]}, gymnasium {key[1]}"
+                if limits[key] != first.name:
+                    self._seat(replace(first, name=limits[key], venv=contestant.venv))
             told["limit"] = limits[key]
 
     def _seat(self, contestant: Contestant) -> None:
@@ -217,8 +221,17 @@ def pause(field: Field, name: str, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="workload", choices=WORKLOADS, help=", ".join(WORKLOADS))
-    names = [contestant.name for contestant in CONTESTANTS]
-    parser.add_argument("--contestants", nargs="+", metavar="name", choices=names, default=[], help=", ".join(names))
+    names = list(dict.fromkeys(contestant.called for contestant in [*CONTESTANTS, *LOOPERS]))
+    parser.add_argument(
+        "--contestants",
+        "--names",
+        dest="contestants",
+        nargs="+",
+        metavar="name",
+        choices=names,
+        default=[],
+        help=", ".join(names),
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
     parser.add_argument("--pause", type=float, default=10.0, help="length of the pauses, in seconds")
@@ -230,27 +243,34 @@ def main() -> None:
     CACHE.mkdir(exist_ok=True)
     result: dict[str, Any] = {
         "machine": describe(),
+        "cores": two_against_one(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": f"make compare{' ARGS=' + shlex.quote(shlex.join(sys.argv[1:])) if sys.argv[1:] else ''}",
         "rounds": chosen.rounds,
         "seconds": chosen.seconds,
         "pause": chosen.pause,
     }
+    print(words(result["cores"]))
     print(result["machine"])
     begin = time.monotonic()
-    field = Field(chosen.contestants)
-    result["contestants"] = field.told
-    report.print_missing(result)
-    try:
-        workloads = result["workloads"] = {}
-        for name in chosen.only or WORKLOADS:
-            if WORKLOADS[name].pause:
-                workloads[name] = pause(field, name, chosen.pause)
-            else:
-                workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
-            report.print_workload(result, name)
-    finally:
-        field.close()
+    result["contestants"], workloads = {}, {}
+    result["workloads"] = workloads
+    for loops in (False, True):
+        wanted = [name for name in chosen.only or WORKLOADS if bool(WORKLOADS[name].loop) == loops]
+        if not wanted:
+            continue
+        field = Field(chosen.contestants, LOOPERS if loops else CONTESTANTS)
+        result["contestants"] |= field.told
+        report.print_missing(result)
+        try:
+            for name in wanted:
+                if WORKLOADS[name].pause:
+                    workloads[name] = pause(field, name, chosen.pause)
+                else:
+                    workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
+                report.print_workload(result, name)
+        finally:
+            field.close()
     result["minutes"] = round((time.monotonic() - begin) / 60, 1)
     report.print_all(result)
     if chosen.only or chosen.contestants:

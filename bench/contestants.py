@@ -27,6 +27,11 @@ class Contestant:
     package: str = "shmenv"
 
     @property
+    def called(self) -> str:
+        """By a user who chooses it, in whatever workloads."""
+        return self.name.replace(" in a loop", "")
+
+    @property
     def missing(self) -> str | None:
         """Why its environment isn't there."""
         if self.python.exists():
@@ -44,6 +49,29 @@ POOL, SPREAD, MANAGER, ASYNC_MANAGER = "Pool", "Pool, spread", "subprocess manag
 SYNC, ASYNC = "Gymnasium Sync", "Gymnasium Async"
 SB3, TIANSHOU, PUFFER, ENVPOOL = "SB3 Subproc", "tianshou Shmem", "PufferLib", "EnvPool (C++)"
 DING, ASYNC_DING = "DI-engine subprocess", "DI-engine async"
+
+
+def _looping(name: str, kind: str, package: str, venv: str = "sb3") -> Contestant:
+    return Contestant(name, "loop", kind, venv, package)
+
+
+# What has torch beside it has an environment of its own, and with it another name.
+LOOP_LIMIT, LOOP_POOL = "two that never talk", "Pool in a loop"
+LOOP_SHM, LOOP_SYNC, LOOP_ASYNC = "ShmVectorEnv", "SyncVectorEnv", "AsyncVectorEnv"
+LOOPERS = [
+    _looping(LOOP_LIMIT, "limit", "gymnasium"),
+    _looping(LOOP_POOL, "pool", "shmenv"),
+    _looping(f"{LOOP_POOL}, torch's threads", "pool+", "shmenv"),
+    _looping(LOOP_SHM, "shm", "shmenv"),
+    _looping(f"{LOOP_SHM}, torch's threads", "shm+", "shmenv"),
+    _looping(LOOP_SYNC, "sync", "gymnasium"),
+    _looping(f"{LOOP_SYNC}, torch's threads", "sync+", "gymnasium"),
+    _looping(LOOP_ASYNC, "async", "gymnasium"),
+    _looping("ShmVecEnv", "vec", "shmenv"),
+    _looping("SubprocVecEnv", "subproc", "stable-baselines3"),
+    _looping("DummyVecEnv", "dummy", "stable-baselines3"),
+    _looping("PufferLib in a loop", "puffer", "pufferlib", "pufferlib"),
+]
 
 CONTESTANTS = [
     Contestant(LIMIT, "limit", "plain", package="gymnasium"),

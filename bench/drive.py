@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from contestants import Contestant
+from contestants import ROOT, Contestant
 
 CHILD = Path(__file__).with_name("child.py")
 RESTLESS = 0.05  # cores used while nothing is asked of it, from which on it is stopped when it is not its turn
@@ -40,6 +40,8 @@ class Driven:
             raise Broken(contestant.missing)
         # What the caller added for shmenv's Python would be in the way of another.
         environ = {key: value for key, value in os.environ.items() if contestant.venv is None or key != "PYTHONPATH"}
+        if contestant.venv and contestant.package == "shmenv":
+            environ["PYTHONPATH"] = str(ROOT / "src")
         command = [str(contestant.python), str(CHILD), contestant.module]
         command += [contestant.kind] if contestant.kind else []
         with log.open("ab") as stderr:

@@ -4,11 +4,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from contestants import ASYNC, ASYNC_DING, CONTESTANTS, COPYING, DING, LIMIT, SYNC
+from contestants import ASYNC, ASYNC_DING, CONTESTANTS, COPYING, DING, LIMIT, LOOP_ASYNC, LOOP_SYNC, LOOPERS, SYNC
 from workloads import WORKLOADS
 
 Result = dict[str, Any]  # what compare.py writes
 NAMES = [contestant.name for contestant in CONTESTANTS]
+LOOP_NAMES = [contestant.name for contestant in LOOPERS]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def share_table(result: Result) -> list[Row]:
     """Shares of the limit, with lowest and highest round; a row a workload."""
     rows = []
     for name, workload in WORKLOADS.items():
-        if name not in result["workloads"] or workload.pause or workload.grid:
+        if name not in result["workloads"] or workload.pause or workload.grid or workload.loop:
             continue
         cells = {}
         for contestant in NAMES:
@@ -80,6 +81,28 @@ def share_table(result: Result) -> list[Row]:
                 cells[contestant] = "failed"
         rows.append(Row(workload.title, cells))
     return rows
+
+
+def loop_table(result: Result) -> list[Row]:
+    """Of the loops with a policy: shares with lowest and highest round, then times Gymnasium's; a row a contestant."""
+    names = [name for name in result["workloads"] if WORKLOADS[name].loop]
+    rows = []
+    for contestant in LOOP_NAMES:
+        cells = {}
+        for name in names:
+            own = shares(result, name, contestant)
+            if own:
+                cells[name] = f"{short(statistics.median(own))} ({short(min(own))}-{short(max(own))})"
+            elif "failed" in result["workloads"][name].get(contestant, {}):
+                cells[name] = "failed"
+        rows.append(Row(contestant, cells))
+    for base in (LOOP_SYNC, LOOP_ASYNC):
+        for contestant in LOOP_NAMES:
+            pairs = {name: (speed(result, name, contestant), speed(result, name, base)) for name in names}
+            cells = {name: short(own / other) for name, (own, other) in pairs.items() if own and other}
+            if contestant != base:
+                rows.append(Row(f"{contestant}, x {base}", cells))
+    return [row for row in rows if row.cells]
 
 
 def figure_table(result: Result) -> list[Row]:

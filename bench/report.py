@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -9,7 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from contestants import ROOT
-from figures import NAMES, Result, Row, env_series, figure_table, foreign, share_table, shares, short, speeds
+from figures import (
+    NAMES,
+    Result,
+    Row,
+    env_series,
+    figure_table,
+    foreign,
+    loop_table,
+    share_table,
+    shares,
+    short,
+    speeds,
+)
+from shmenv.cli.cores import words
 from workloads import WORKLOADS
 
 DOCS = ROOT / "docs"
@@ -79,6 +93,7 @@ def print_workload(result: Result, name: str) -> None:
 def print_all(result: Result) -> None:
     """Both tables at the end."""
     console.print(f"Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.")
+    _print_loops(result)
     for title, rows in (("share of the limit", share_table(result)), ("ratios and costs", figure_table(result))):
         for begin in range(0, len(rows), WIDE):
             some = rows[begin : begin + WIDE]
@@ -93,6 +108,22 @@ def print_all(result: Result) -> None:
             console.print(table)
 
 
+def _print_loops(result: Result) -> None:
+    """Shares of the limit of a training loop, and ratios to Gymnasium's vector envs."""
+    if not (rows := loop_table(result)):
+        return
+    names = [name for name in WORKLOADS if any(name in row.cells for row in rows)]
+    table = Table(
+        title="loops with a policy: share of two that never talk, and times Gymnasium's", title_justify="left"
+    )
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name.removeprefix("loop-"), justify="right")
+    for row in rows:
+        table.add_row(row.label, *(row.cells.get(name, "-").partition(" ")[0] for name in names))
+    console.print(table)
+
+
 def publish(result: Result) -> None:
     """Writes the plots, and the part of docs/performance.md that is between the two marks."""
     _draw_scaling(result, DOCS / "performance-envs.svg")
@@ -104,7 +135,8 @@ def publish(result: Result) -> None:
 
 
 def _section(result: Result) -> str:
-    lines = [
+    lines = [words(result["cores"]), ""] if "cores" in result else []
+    lines += [
         f"`{result['command']}`, {result['date']}, {result['minutes']} minutes: medians of {result['rounds']} rounds of"
         f" {result['seconds']:g} s in turn.",
         f"{result['machine']}. Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.",
@@ -125,15 +157,24 @@ def _section(result: Result) -> str:
         lines.append(f"| {name} | {version} | {told['numpy']} | {told['gymnasium']} | {settings} | {values} |")
     lines += ["", "Share of the limit, with the lowest and the highest round:", "", *_markdown(share_table(result))]
     lines += ["", "![Share of the limit by workload](performance-shares.svg)"]
+    if loops := loop_table(result):
+        titles = {name: WORKLOADS[name].title for name in WORKLOADS}
+        lines += ["", "Loops with a policy, share of two loops that never talk, and times Gymnasium's:", ""]
+        lines += _markdown(loops, WORKLOADS, titles)
     lines += ["", "Ratios and costs:", "", *_markdown(figure_table(result))]
     lines += ["", "![Env steps a second by number of envs](performance-envs.svg)", ""]
     return "\n".join(lines)
 
 
-def _markdown(rows: list[Row]) -> list[str]:
+def _is_share(name: str) -> bool:
+    workload = WORKLOADS[name]
+    return not (workload.pause or workload.grid or workload.loop)
+
+
+def _markdown(rows: list[Row], columns: Iterable[str] = NAMES, titles: Mapping[str, str] = {}) -> list[str]:
     """A column each for those that have a figure at all."""
-    heads = [name for name in NAMES if any(name in row.cells for row in rows)]
-    lines = [f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
+    heads = [name for name in columns if any(name in row.cells for row in rows)]
+    lines = [f"| | {' | '.join(titles.get(name, name) for name in heads)} |", f"| --- |{' --- |' * len(heads)}"]
     return lines + [f"| {row.label} | {' | '.join(row.cells.get(name, '-') for name in heads)} |" for row in rows]
 
 
@@ -173,7 +214,7 @@ def _draw_shares(result: Result, path: Path) -> None:
 
     _style()
     axes = (figure := Figure(figsize=(8, 5), layout="constrained")).add_subplot()
-    names = [name for name in result["workloads"] if not WORKLOADS[name].pause and not WORKLOADS[name].grid]
+    names = [name for name in result["workloads"] if _is_share(name)]
     for contestant in NAMES[1:]:
         medians = [(shares(result, name, contestant), place) for place, name in enumerate(names)]
         points = [(statistics.median(own), place) for own, place in medians if own]

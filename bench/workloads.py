@@ -1,12 +1,13 @@
 """The workloads of compare.py, by name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium
 
-from cases import CASES, Asleep, Busy, Case, Idle, Renewing, Short, Silent, Talkative
+from cases import CASES, Asleep, Busy, Case, Computing, Idle, Renewing, Short, Silent, Talkative
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 MANY_PROCESSES = 256  # more of them are not started for one contestant
@@ -27,6 +28,7 @@ class Workload:
         waits: whether the envs wait instead of computing, so that more of them than there are cores overlap.
         frames: whether observations are large enough for their copies to count.
         grid: what the workload is one of a series in.
+        loop: of bench/loops.py, with whose policy the envs are stepped; None: by actions that are there before.
     """
 
     case: Case
@@ -39,6 +41,7 @@ class Workload:
     waits: bool = False
     frames: bool = False
     grid: Literal["envs", "workers"] | None = None
+    loop: str | None = None
 
     @property
     def title(self) -> str:
@@ -70,6 +73,22 @@ def _cartpoles(count: int, title: str = "") -> Case:
 # 1 ms a step, 20 ms in env 0.
 _UNEVEN = partial(Case, make=partial(Asleep, 0.001), num_envs=16, make_first=partial(Asleep, 0.02))
 
+
+def _recorded() -> Any:
+    return gymnasium.wrappers.RecordEpisodeStatistics(CARTPOLE())
+
+
+def _monitored() -> Any:
+    from stable_baselines3.common.monitor import Monitor
+
+    return Monitor(CARTPOLE())
+
+
+def _loops(name: str, loop: str, title: str, make: Callable[[], Any], *counts: int) -> dict[str, "Workload"]:
+    cases = {count: Case(f"{count} CartPole, {title}", make, count) for count in counts}
+    return {f"loop-{name}{count}": Workload(case, loop=loop) for count, case in cases.items()}
+
+
 WORKLOADS = {
     "cartpole64": Workload(_cartpoles(64)),
     "cartpole8": Workload(_cartpoles(8)),
@@ -92,4 +111,10 @@ WORKLOADS = {
         f"workers-{count}": Workload(_cartpoles(64, f"64 CartPole in {count} workers"), count, grid="workers")
         for count in (1, 4, 8, 32, 64)
     },
+    **_loops("a", "none", "no policy", CARTPOLE, 64),
+    **_loops("b", "numpy", "numpy MLP", CARTPOLE, 64, 8),
+    **_loops("c", "lean", "one lean torch net", CARTPOLE, 64, 8),
+    **_loops("d", "cleanrl", "CleanRL's ppo.py", _recorded, 64, 8),
+    "loop-e16": Workload(Case("16 envs of 200 us, 28 kB, small CNN", partial(Computing, 200e-6), 16), loop="cnn"),
+    **_loops("sb3-", "sb3", "SB3's collect_rollouts", _monitored, 64, 8),
 }

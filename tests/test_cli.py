@@ -9,7 +9,7 @@ import pytest
 from support import eventually
 
 import shmenv
-from shmenv.cli import demo, main
+from shmenv.cli import cores, demo, main
 from shmenv.cpu import usable_cores
 
 
@@ -25,6 +25,7 @@ def test_the_demo_steps_real_games_without_a_terminal_and_ends_with_a_table() ->
     lines = done.stdout.splitlines()
     assert sum("200 steps by the same seeds and actions give the same values" in line for line in lines) == 2
     assert sum("round 3 of 3" in line for line in lines) == 6
+    assert sum(line.startswith("Two free processes do ") for line in lines) == 1
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [row[:2] for row in rows] == [
         ["64 CartPole-v1", "shmenv.Pool"],
@@ -52,6 +53,16 @@ def test_the_demo_says_who_has_how_many_processes_and_whether_others_use_the_mac
     assert f"shmenv.Pool {cores} and 1 (one a usable core), AsyncVectorEnv 1000 and 1 (one an env)" in workers
     *same, busy = demo.header(games, 0.6 * machine)
     assert same[1] == workers and "shares of a busy machine" in busy
+
+
+@pytest.mark.parametrize(("quotient", "counts"), [(1.99, True), (1.8, True), (1.79, False), (1.0, False)])
+def test_the_demo_says_that_figures_do_not_count_where_two_processes_have_less_than_two_cores(
+    quotient: float, counts: bool
+) -> None:
+    told = cores.words(quotient)
+    assert told.startswith(f"Two free processes do {quotient:.2f} times the work of one: ")
+    assert ("do not count" in told) == (not counts)
+    assert ("a core each" in told) == counts
 
 
 @pytest.mark.parametrize(

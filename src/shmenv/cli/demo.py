@@ -24,6 +24,7 @@ from rich.table import Table
 
 import shmenv
 from shmenv.cli.acts import kill_a_worker, loop_of_a_manager
+from shmenv.cli.cores import two_against_one, words
 from shmenv.cpu import usable_cores
 
 ROUNDS = 3
@@ -294,6 +295,7 @@ def run(seconds: float) -> None:
     ]
     for line in header(games, os.getloadavg()[0]):
         console.print(line, highlight=False, soft_wrap=True)
+    console.print(words(two_against_one()), highlight=False, soft_wrap=True)
     display = Display(console, games)
     with display.running():
         for game in games:

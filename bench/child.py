@@ -31,7 +31,14 @@ class Child:
     def versions(self, packages: list[str]) -> dict[str, str]:
         from importlib.metadata import version
 
-        return {"python": ".".join(map(str, sys.version_info[:3]))} | {name: version(name) for name in packages}
+        def told(name: str) -> str:
+            if name != "shmenv":
+                return version(name)
+            import shmenv  # in an environment with torch it is only on the path, not installed
+
+            return shmenv.__version__
+
+        return {"python": ".".join(map(str, sys.version_info[:3]))} | {name: told(name) for name in packages}
 
     def start(self, name: str, settings: dict[str, Any] | None) -> dict[str, Any]:
         """Starts a workload with the settings or, without any, the fastest, and compares the first values."""

@@ -1,11 +1,13 @@
-"""How long should either side yield-spin before it parks? Microseconds a batch, for each pair of budgets.
+"""How should either side of a pool wait? Microseconds a batch by several ways of waiting, in pools that take turns.
 
-The workers' budget against the caller's, each in pools of their own that take turns in one run: alone, beside a foreign
-CPU hog, while another pool steps as well, with 1 ms of policy work between two steps, and where a cgroup grants one and
-a half cores (needs root). With 16 workers both budgets are twice what is said. The last line of each table is
-affinity="spread"; in the others workers are moved apart, as by default.
+The ways: park at once; spin for 200 us, then park; the default, which spins through waits that it expects to last 2 ms
+at most; the same up to 5 ms; always spin for 2 ms. The last line is the default with affinity="spread"; in the others
+workers are moved apart, as by default. The scenes: without a policy and with those of bench/policies.py (those with
+torch where that is installed), alone and beside others: a foreign CPU hog, a second pool, and a cgroup that grants one
+and a half cores (needs root).
 
     .venv/bin/python bench/waits.py --rounds 5
+    PYTHONPATH=src .peers/sb3/bin/python bench/waits.py --rounds 5    with torch
 """
 
 import argparse
@@ -17,47 +19,48 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
-
 import shmenv
-import shmenv.pool
 from cases import CASES, Case
+from loops import make_loop
 from machine import describe
-from shmenv.cpu import usable_cores
+from peers.loop import PoolEnvs
+from shmenv import cpu
+from shmenv.cli.cores import two_against_one, words
+from shmenv.cpu import Waits
 
-BUDGETS = [(0, 0), (200, 0), (0, 200), (50, 50), (100, 100), (200, 200), (1000, 1000)]  # us: the workers', the caller's
+US = 1000
+WAYS = {
+    "park at once": Waits(0, 0),
+    "200 us": Waits(200 * US, 0),
+    "expect, 2 ms at most: the default": Waits(),
+    "expect, 5 ms at most": Waits(patience_ns=5000 * US),
+    "2 ms": Waits(2000 * US, 0),
+}
 BATCHES = 200  # a turn
 
 
-def make_pool(case: Case, num_workers: int, budgets: tuple[int, int], affinity: Any = None) -> shmenv.Pool:
-    """A pool with these budgets in place of its own."""
-    workers_us, caller_us = budgets
-    module: Any = shmenv.pool
-    caller_ns = caller_us * (1000 if num_workers <= usable_cores() else 2000)  # as a pool doubles the workers'
-    spin_ns, exchange = module.SPIN_NS, module.Exchange
-    module.SPIN_NS = workers_us * 1000
-    module.Exchange = lambda *args, **options: exchange(*args, **{**options, "spin_ns": caller_ns})
+def make_pool(case: Case, num_workers: int, waits: Waits | None, affinity: Any = None) -> shmenv.Pool:
+    """A pool that waits in this way; None: in its own."""
+    choose = cpu.choose_waits
+    if waits is not None:
+        spin_ns = waits.spin_ns * (1 if num_workers <= cpu.usable_cores() else 2)  # as a pool does
+        cpu.choose_waits = lambda num_workers: waits._replace(spin_ns=spin_ns)
     try:
-        pool = shmenv.Pool(case.env_fns, num_workers=num_workers, affinity=affinity)
+        return shmenv.Pool(case.env_fns, num_workers=num_workers, affinity=affinity)
     finally:
-        module.SPIN_NS, module.Exchange = spin_ns, exchange
-    pool.reset(seed=0)
-    return pool
+        cpu.choose_waits = choose
 
 
-def turn(pool: shmenv.Pool, actions: list[np.ndarray[Any, Any]], think: float = 0.0) -> list[float]:
-    """Seconds that each of some batches takes, without the policy's work."""
+def turn(loop: Any) -> list[float]:
+    """Seconds that each of some steps of the loop takes, policy and all."""
     seconds = []
-    for k in range(BATCHES):
-        until = time.perf_counter() + think
-        while time.perf_counter() < until:
-            pass
+    for _ in range(BATCHES):
         begin = time.perf_counter()
-        pool.step(actions[k % len(actions)])
+        loop.step()
         seconds.append(time.perf_counter() - begin)
     return seconds
 
@@ -74,6 +77,14 @@ def beside(*program: str) -> Iterator[None]:
             process.kill()
 
 
+def family(pid: int) -> Iterator[int]:
+    """A process and all that it has started."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            yield from family(int(child))
+
+
 @contextmanager
 def quota(cores: float) -> Iterator[None]:
     """While a cgroup grants this process and its children so many cores."""
@@ -81,7 +92,7 @@ def quota(cores: float) -> Iterator[None]:
     top = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
     group = top / f"shmenv-waits-{os.getpid()}"
     group.mkdir()
-    procs = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    procs = list(family(os.getpid()))
     try:
         if v1.is_dir():
             (group / "cpu.cfs_quota_us").write_text(f"{cores * 100_000:.0f}")
@@ -106,42 +117,65 @@ if __name__ == "__main__":
     while True:
         pool.step(np.zeros(64, np.int64))
 """
+Scene = tuple[Case, int, Callable[[], Any], str]
+
+
+def scenes() -> dict[str, Scene]:
+    """Envs, workers, what is beside, and the loop, by title."""
+    sixty_four, alone = CASES["cartpole"], ExitStack
+    eight = Case("8 CartPole", sixty_four.make, 8)
+    found: dict[str, Scene] = {
+        "64 do-nothing envs": (CASES["idle-16B"], 2, alone, "none"),
+        "64 CartPole": (sixty_four, 2, alone, "none"),
+        "8 CartPole": (eight, 2, alone, "none"),
+        "64 CartPole in 16 workers": (sixty_four, 16, alone, "none"),
+        "64 CartPole beside a CPU hog": (sixty_four, 2, partial(beside, HOG), "none"),
+        "64 CartPole beside a second pool": (sixty_four, 2, partial(beside, SECOND_POOL), "none"),
+        "64 CartPole with one and a half cores": (sixty_four, 2, partial(quota, 1.5), "none"),
+        "64 CartPole, numpy MLP": (sixty_four, 2, alone, "numpy"),
+        "8 CartPole, numpy MLP": (eight, 2, alone, "numpy"),
+    }
+    if find_spec("torch"):
+        found |= {
+            "64 CartPole, lean torch net": (sixty_four, 2, alone, "lean"),
+            "8 CartPole, lean torch net": (eight, 2, alone, "lean"),
+            "64 CartPole, CleanRL's nets": (sixty_four, 2, alone, "cleanrl"),
+            "lean torch net, 16 workers": (sixty_four, 16, alone, "lean"),
+            "lean torch net beside a CPU hog": (sixty_four, 2, partial(beside, HOG), "lean"),
+            "lean torch net beside a second pool": (sixty_four, 2, partial(beside, SECOND_POOL), "lean"),
+            "lean torch net with one and a half cores": (sixty_four, 2, partial(quota, 1.5), "lean"),
+        }
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    print(describe())
-    few = Case("8 CartPole", CASES["cartpole"].make, 8)
-    scenes: dict[str, tuple[Case, int, Callable[[], Any], float]] = {
-        "64 do-nothing envs": (CASES["idle-16B"], 2, ExitStack, 0.0),
-        "64 CartPole": (CASES["cartpole"], 2, ExitStack, 0.0),
-        "8 CartPole": (few, 2, ExitStack, 0.0),
-        "64 CartPole in 16 workers": (CASES["cartpole"], 16, ExitStack, 0.0),
-        "64 CartPole beside a CPU hog": (CASES["cartpole"], 2, partial(beside, HOG), 0.0),
-        "64 CartPole beside a second pool": (CASES["cartpole"], 2, partial(beside, SECOND_POOL), 0.0),
-        "64 CartPole, 1 ms of policy work": (CASES["cartpole"], 2, ExitStack, 0.001),
-        "64 CartPole with one and a half cores": (CASES["cartpole"], 2, partial(quota, 1.5), 0.0),
-    }
-    for title, (case, num_workers, other, think) in scenes.items():
-        actions = case.actions()
+    print(words(two_against_one()), describe(), sep="\n")
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+    for title, (case, num_workers, other, name) in scenes().items():
         with ExitStack() as stack:
             pools = {
-                f"workers {budgets[0]}, caller {budgets[1]}": stack.enter_context(make_pool(case, num_workers, budgets))
-                for budgets in BUDGETS
+                way: stack.enter_context(make_pool(case, num_workers, None if waits == Waits() else waits))
+                for way, waits in WAYS.items()
             }
-            pools["spread"] = stack.enter_context(make_pool(case, num_workers, (200, 200), "spread"))
-            times: dict[str, list[float]] = {name: [] for name in pools}
+            pools["the default, spread"] = stack.enter_context(make_pool(case, num_workers, None, "spread"))
+            loops: dict[str, Any] = {way: make_loop(name, PoolEnvs(pool)) for way, pool in pools.items()}
+            times: dict[str, list[float]] = {way: [] for way in loops}
             with other():
-                for _ in range(rounds):
-                    for name, pool in pools.items():
-                        times[name] += turn(pool, actions, think)
-        print(f"\n{title}: us a batch, median (1st to 9th decile) and mean, by the budgets in us")
-        for name, seconds in times.items():
+                for number in range(rounds):
+                    order = list(loops)
+                    for way in order[number % len(order) :] + order[: number % len(order)]:
+                        times[way] += turn(loops[way])
+        print(f"\n{title}: us a batch, median (1st to 9th decile) and mean")
+        for way, seconds in times.items():
             low, *_, high = statistics.quantiles(seconds, n=10)
             middle, mean = statistics.median(seconds) * 1e6, statistics.mean(seconds) * 1e6
-            print(f"  {name:26}{middle:8.0f}  ({low * 1e6:.0f} to {high * 1e6:.0f}){mean:8.0f}")
+            print(f"  {way:34}{middle:8.0f}  ({low * 1e6:.0f} to {high * 1e6:.0f}){mean:8.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -46,13 +46,10 @@ class LoopPlayer:
 
 
 class PoolEnvs:
-    """shmenv.Pool; two planes, so the stored observations are copies as everyone's."""
+    """A shmenv.Pool; two planes, so the stored observations are copies as everyone's."""
 
-    def __init__(self, workload: Workload) -> None:
-        import shmenv
-
-        self.pool = shmenv.Pool(workload.case.env_fns, num_workers=workload.workers)
-        self.num_envs, self.close = workload.num_envs, self.pool.close
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.num_envs, self.close = pool, len(pool), pool.close
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, Any]:
         return self.pool.reset(seed=seed).obs, {}
@@ -135,7 +132,9 @@ def start(workload: Workload, kind: str, **config: Any) -> LoopPlayer | Limit:
         torch.set_num_threads(1)
     kind, fns = kind.removesuffix(THREADS), workload.case.env_fns
     if kind == "pool":
-        return LoopPlayer(workload, PoolEnvs(workload), True)
+        import shmenv
+
+        return LoopPlayer(workload, PoolEnvs(shmenv.Pool(fns, num_workers=workload.workers)), True)
     if kind == "puffer":
         return LoopPlayer(workload, PufferEnvs(workload, **config), None)
     if kind == "subproc" and workload.loop != "sb3":

@@ -1,5 +1,6 @@
 """Types of the compiled module; what the record looks like stands in _info.pyx."""
 
+from collections.abc import Sequence
 from typing import Any
 
 def pack_info(info: Any) -> bytes:
@@ -38,4 +39,19 @@ def find_value(record: bytes, name: str, absent: Any = None) -> Any:
 
     Raises:
         ValueError: as `unpack_info`.
+    """
+
+def info_columns(records: Sequence[bytes], places: Sequence[int], n: int) -> dict[str, Any] | None:
+    """Infos as Gymnasium's vector envs have them: for each key an array of n, and under "_key" the mask of its rows.
+
+    Args:
+        records: as `pack_info` made them; b"" for an empty dict.
+        places: the row of each, at most once.
+        n: how many rows there are.
+
+    Returns:
+        None where a record holds anything but numbers and dicts, or where the types of a key's values differ.
+
+    Raises:
+        ValueError: a record is damaged.
     """

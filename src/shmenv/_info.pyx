@@ -15,10 +15,12 @@ All numbers stand in the machine's own order: records never leave the machine. W
 any bytes at all give a value or a ValueError; only pickles are trusted to come from a worker of the own pool.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -30,6 +32,10 @@ from shmenv import codec
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
+
+cdef extern from "ndarray.h":
+    ctypedef struct shm_ndarray:
+        char *data
 
 cdef enum Kind:
     NONE = 0
@@ -480,3 +486,109 @@ def find_value(bytes record not None, str name not None, absent=None):
             return take_value(&cursor, kind, 0)
         skip_value(&cursor, kind)
     return absent
+
+
+cdef object ZEROS = np.zeros, BOOL = np.dtype(bool)
+cdef dict DTYPE_OF_KIND = {TRUE: BOOL, INT: np.dtype(np.int64), FLOAT: np.dtype(np.float64)}
+
+
+@cython.final
+cdef class Column:
+    """The values of one key, all of one kind."""
+
+    cdef uint8_t kind, code      # code: numpy's type number, of a SCALAR
+    cdef size_t itemsize
+    cdef object values, mask     # arrays
+    cdef char *data
+    cdef char *present
+    cdef dict nested             # columns, of a DICT
+
+
+cdef Column new_column(uint8_t kind, const Cursor *cursor, Py_ssize_t n):
+    """A column for values as the one at the cursor; None where only Python can make it."""
+    cdef Column column = Column.__new__(Column)
+    column.kind, column.code = kind, 0
+    if kind == DICT:
+        column.nested = {}
+    elif kind == SCALAR and cursor.at != cursor.end:
+        column.code = <uint8_t>cursor.at[0]
+        dtype = TYPES.get(column.code, BOOL)
+        if dtype is BOOL:  # Gymnasium makes objects of numpy's bools
+            return None
+    elif kind == TRUE or kind == INT or kind == FLOAT:
+        dtype = DTYPE_OF_KIND[kind]
+    else:
+        return None
+    if kind != DICT:
+        column.values, column.itemsize = ZEROS(n, dtype), dtype.itemsize
+        column.data = (<shm_ndarray *><PyObject *>column.values).data
+    column.mask = ZEROS(n, BOOL)
+    column.present = (<shm_ndarray *><PyObject *>column.mask).data
+    return column
+
+
+cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_t n, int depth) except -1:
+    """Put the entries of a dict's record into their columns. False: Python has to make them."""
+    cdef Cursor inner
+    cdef Column column
+    cdef uint8_t kind, value_kind
+    cdef uint32_t key_size
+    cdef uint64_t size
+    cdef const char *key
+    if cursor.at == cursor.end or take(cursor, 1)[0] != b"D" or depth > DEEPEST:
+        return False
+    while cursor.at != cursor.end:
+        key = take_entry(cursor, &kind, &key_size)
+        if key_size == 0 or key[0] == b"_":  # it may be another key's mask
+            return False
+        name = PyUnicode_DecodeUTF8(key, key_size, NULL)
+        value_kind = <uint8_t>TRUE if kind == FALSE else kind
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = new_column(value_kind, cursor, n)
+            if column is None:
+                return False
+        if column.kind != value_kind or column.present[row]:
+            return False
+        column.present[row] = 1
+        if kind == DICT:
+            size = take_size(cursor)
+            inner.at = take(cursor, size)
+            inner.end = cursor.at
+            if not add_to_columns(column.nested, &inner, row, n, depth + 1):
+                return False
+        elif value_kind == TRUE:
+            column.data[row] = kind == TRUE
+        else:
+            if kind == SCALAR and <uint8_t>take(cursor, 1)[0] != column.code:
+                return False
+            memcpy(column.data + row * column.itemsize, take(cursor, column.itemsize), column.itemsize)
+    return True
+
+
+cdef dict finished(dict columns):
+    cdef Column column
+    infos = {}
+    for name, column in columns.items():
+        infos[name] = column.values if column.nested is None else finished(column.nested)
+        infos["_" + name] = column.mask
+    return infos
+
+
+def info_columns(records, places, Py_ssize_t n):
+    """Infos as Gymnasium's vector envs have them, where they hold nothing but numbers and dicts; None otherwise."""
+    cdef Cursor cursor
+    cdef Py_ssize_t k, row
+    cdef bytes record
+    cdef dict columns = {}
+    for k in range(len(records)):
+        record, row = records[k], places[k]
+        if not record:
+            continue
+        if not 0 <= row < n:
+            raise IndexError(row)
+        cursor.at = PyBytes_AS_STRING(record)
+        cursor.end = cursor.at + PyBytes_GET_SIZE(record)
+        if not add_to_columns(columns, &cursor, row, n, 0):
+            return None
+    return finished(columns)

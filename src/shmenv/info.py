@@ -40,6 +40,11 @@ class Infos(Sequence[Any]):
         """N rows without any info; the same object for the same n, so a batch without infos costs nothing."""
         return Infos((b"",) * n)
 
+    @property
+    def records(self) -> Sequence[bytes]:
+        """What `pack_info` made of each row's info; b"" for an empty dict."""
+        return self._records
+
     def is_empty(self) -> bool:
         """Whether no row has any info."""
         return not any(self._records)

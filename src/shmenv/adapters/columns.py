@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 import shmenv
+from shmenv._info import info_columns
 from shmenv.adapters.agent import LAST_OBS
+from shmenv.info import Infos
 
 Array = np.ndarray[Any, Any]
 
@@ -66,6 +68,22 @@ def final_columns(
         final_obs[i] = info.pop(LAST_OBS) if LAST_OBS in info else lost(batch, k)
     final_info = columns([(i, info) for i, info in zip(places, infos, strict=True) if info], n)
     return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
+
+
+def columns_of(info: Infos, places: Sequence[int], n: int) -> dict[str, Any]:
+    """The infos of a batch as `columns` makes them.
+
+    Args:
+        info: row k's goes to places[k].
+        places: each at most once.
+        n: how many rows there are.
+    """
+    if info.is_empty():
+        return {}
+    told = info_columns(info.records, places, n)
+    if told is None:
+        told = columns([(i, one) for i, one in zip(places, info, strict=True) if one], n)
+    return told
 
 
 def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, Any]:

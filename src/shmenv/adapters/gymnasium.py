@@ -24,7 +24,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate  # n
 from shmenv.adapters.actions import Answer, given  # noqa: E402
 from shmenv.adapters.agent import serve_vector, serving  # noqa: E402
 from shmenv.adapters.batched import action_spaces, check_mode, observation_spaces, unequal  # noqa: E402
-from shmenv.adapters.columns import columns, final_columns, row_of  # noqa: E402
+from shmenv.adapters.columns import columns_of, final_columns, row_of  # noqa: E402
 from shmenv.adapters.later import Later  # noqa: E402
 from shmenv.adapters.newest import Newest  # noqa: E402
 from shmenv.adapters.refusals import (  # noqa: E402
@@ -437,14 +437,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _infos(self, batch: shmenv.Batch, places: Sequence[int] | None = None) -> dict[str, Any]:
         """The infos of a batch, one array a key. Rows go to these places in it, or else to those of their envs."""
+        infos: dict[str, Any] = {}
+        if not self._same_step and batch.info.is_empty():
+            return infos
         n = self.num_envs if places is None else len(places)
         where: Any = batch.env_id.tolist() if places is None else places
-        infos: dict[str, Any] = {}
         if self._same_step and (ended := np.flatnonzero(batch.terminated | batch.truncated).tolist()):
             infos = final_columns(batch, ended, [where[k] for k in ended], n, self._final_obs)
-        if not batch.info.is_empty():
-            infos.update(columns([(i, info) for i, info in zip(where, batch.info, strict=True) if info], n))
-        return infos
+        told = columns_of(batch.info, where, n)
+        return {**infos, **told} if infos else told
 
     def _final_obs(self, batch: shmenv.Batch, k: int) -> Any:
         return row_of(self.single_observation_space, batch.final_obs, k, self.shared_memory)

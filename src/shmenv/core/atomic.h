@@ -115,8 +115,8 @@ static inline void shm_end_wait(shm_wait *wait, int64_t over_ns, int64_t now, in
         wait->expected_ns -= (wait->expected_ns - lasted) / 8;
     else
         wait->expected_ns = lasted < grown ? lasted : grown;
-    if (spun)
-        shm_note_spin(wait, over_ns <= now - wait->late_ns);
+    if (spun) /* late by the measure of such waits, too: on a slow machine everything takes its time */
+        shm_note_spin(wait, over_ns <= now - wait->late_ns && over_ns <= now - wait->expected_ns / 16);
 }
 static inline int64_t shm_spin_budget(const shm_wait *wait) {
     if (!wait->patience_ns)

@@ -243,18 +243,18 @@ def main() -> None:
     CACHE.mkdir(exist_ok=True)
     result: dict[str, Any] = {
         "machine": describe(),
-        "cores": two_against_one(),
+        "cores": [two_against_one()],
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": f"make compare{' ARGS=' + shlex.quote(shlex.join(sys.argv[1:])) if sys.argv[1:] else ''}",
         "rounds": chosen.rounds,
         "seconds": chosen.seconds,
         "pause": chosen.pause,
     }
-    print(words(result["cores"]))
+    print(words(result["cores"][0]))
     print(result["machine"])
     begin = time.monotonic()
-    result["contestants"], workloads = {}, {}
-    result["workloads"] = workloads
+    workloads: dict[str, Any] = {}
+    result["contestants"], result["workloads"] = {}, workloads
     for loops in (False, True):
         wanted = [name for name in chosen.only or WORKLOADS if bool(WORKLOADS[name].loop) == loops]
         if not wanted:
@@ -269,6 +269,7 @@ def main() -> None:
                 else:
                     workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
                 report.print_workload(result, name)
+                result["cores"].append(two_against_one())
         finally:
             field.close()
     result["minutes"] = round((time.monotonic() - begin) / 60, 1)

@@ -90,8 +90,16 @@ def print_workload(result: Result, name: str) -> None:
     console.print(table)
 
 
+def cores_line(result: Result) -> str:
+    """Whether the run's figures count: two processes beside one, between any two workloads."""
+    found = sorted(result["cores"])
+    low, high = found[0], found[-1]
+    return f"{words(statistics.median(found))} ({len(found)} times, {low:.2f} to {high:.2f}.)"
+
+
 def print_all(result: Result) -> None:
-    """Both tables at the end."""
+    """All tables at the end."""
+    console.print(cores_line(result))
     console.print(f"Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.")
     _print_loops(result)
     for title, rows in (("share of the limit", share_table(result)), ("ratios and costs", figure_table(result))):
@@ -135,7 +143,7 @@ def publish(result: Result) -> None:
 
 
 def _section(result: Result) -> str:
-    lines = [words(result["cores"]), ""] if "cores" in result else []
+    lines = [cores_line(result), ""] if "cores" in result else []
     lines += [
         f"`{result['command']}`, {result['date']}, {result['minutes']} minutes: medians of {result['rounds']} rounds of"
         f" {result['seconds']:g} s in turn.",

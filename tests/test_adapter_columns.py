@@ -93,3 +93,12 @@ def test_a_damaged_record_is_a_value_error_or_left_to_python(cut: int) -> None:
         info_columns([record[:-cut]], [0], 1)
     except ValueError:
         pass
+
+
+def test_one_key_can_be_kept_apart_whatever_it_holds() -> None:
+    told = [{"r": 1.0, "last": np.arange(3)}, {"last": "text"}, {"r": 2.0}]
+    parts: dict[int, Any] = {}
+    got = info_columns([pack_info(info) for info in told], [4, 0, 2], 5, "last", parts)
+    assert got is not None and list(got) == ["r", "_r"]
+    assert got["r"].tolist() == [0, 0, 2, 0, 1] and got["_r"].tolist() == [False, False, True, False, True]
+    assert parts[4].tolist() == [0, 1, 2] and parts[0] == "text" and len(parts) == 2

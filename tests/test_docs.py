@@ -53,6 +53,14 @@ def test_each_example_of_the_parts_is_a_program_that_runs(tmp_path: Path) -> Non
         assert run(program, tmp_path) == ""
 
 
+def test_the_program_that_measures_whether_workers_pay_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/when.md").read_text(), re.DOTALL)
+    program = tmp_path / "when.py"
+    program.write_text(block)
+    said = run(program, tmp_path)
+    assert said.count("one process: ") == said.count("workers: ") == 3
+
+
 def test_what_is_said_to_show_a_promise_is_there() -> None:
     page, makefile = (ROOT / "docs/reliability.md").read_text(), (ROOT / "Makefile").read_text()
     tests, targets = set(re.findall(r"tests/\w+\.py", page)), set(re.findall(r"`make (\w+)", page))

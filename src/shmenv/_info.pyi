@@ -41,13 +41,21 @@ def find_value(record: bytes, name: str, absent: Any = None) -> Any:
         ValueError: as `unpack_info`.
     """
 
-def info_columns(records: Sequence[bytes], places: Sequence[int], n: int) -> dict[str, Any] | None:
+def info_columns(
+    records: Sequence[bytes],
+    places: Sequence[int],
+    n: int,
+    apart: str | None = None,
+    parts: dict[int, Any] | None = None,
+) -> dict[str, Any] | None:
     """Infos as Gymnasium's vector envs have them: for each key an array of n, and under "_key" the mask of its rows.
 
     Args:
         records: as `pack_info` made them; b"" for an empty dict.
         places: the row of each, at most once.
         n: how many rows there are.
+        apart: a key that is to make no column; its values, of any kind, go into `parts`.
+        parts: a dict for these values, by row.
 
     Returns:
         None where a record holds anything but numbers and dicts, or where the types of a key's values differ.

@@ -493,7 +493,7 @@ cdef dict DTYPE_OF_KIND = {TRUE: BOOL, INT: np.dtype(np.int64), FLOAT: np.dtype(
 
 
 @cython.final
-cdef class Column:
+cdef class _Column:
     """The values of one key, all of one kind."""
 
     cdef uint8_t kind, code      # code: numpy's type number, of a SCALAR
@@ -504,9 +504,9 @@ cdef class Column:
     cdef dict nested             # columns, of a DICT
 
 
-cdef Column new_column(uint8_t kind, const Cursor *cursor, Py_ssize_t n):
+cdef _Column new_column(uint8_t kind, const Cursor *cursor, Py_ssize_t n):
     """A column for values as the one at the cursor; None where only Python can make it."""
-    cdef Column column = Column.__new__(Column)
+    cdef _Column column = _Column.__new__(_Column)
     column.kind, column.code = kind, 0
     if kind == DICT:
         column.nested = {}
@@ -527,10 +527,10 @@ cdef Column new_column(uint8_t kind, const Cursor *cursor, Py_ssize_t n):
     return column
 
 
-cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_t n, int depth) except -1:
+cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_t n, int depth, str apart, dict parts) except -1:
     """Put the entries of a dict's record into their columns. False: Python has to make them."""
     cdef Cursor inner
-    cdef Column column
+    cdef _Column column
     cdef uint8_t kind, value_kind
     cdef uint32_t key_size
     cdef uint64_t size
@@ -542,6 +542,9 @@ cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_
         if key_size == 0 or key[0] == b"_":  # it may be another key's mask
             return False
         name = PyUnicode_DecodeUTF8(key, key_size, NULL)
+        if apart is not None and name == apart:
+            parts[row] = take_value(cursor, kind, depth)
+            continue
         value_kind = <uint8_t>TRUE if kind == FALSE else kind
         column = columns.get(name)
         if column is None:
@@ -555,7 +558,7 @@ cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_
             size = take_size(cursor)
             inner.at = take(cursor, size)
             inner.end = cursor.at
-            if not add_to_columns(column.nested, &inner, row, n, depth + 1):
+            if not add_to_columns(column.nested, &inner, row, n, depth + 1, None, None):
                 return False
         elif value_kind == TRUE:
             column.data[row] = kind == TRUE
@@ -567,7 +570,7 @@ cdef bint add_to_columns(dict columns, Cursor *cursor, Py_ssize_t row, Py_ssize_
 
 
 cdef dict finished(dict columns):
-    cdef Column column
+    cdef _Column column
     infos = {}
     for name, column in columns.items():
         infos[name] = column.values if column.nested is None else finished(column.nested)
@@ -575,7 +578,7 @@ cdef dict finished(dict columns):
     return infos
 
 
-def info_columns(records, places, Py_ssize_t n):
+def info_columns(records, places, Py_ssize_t n, str apart=None, dict parts=None):
     """Infos as Gymnasium's vector envs have them, where they hold nothing but numbers and dicts; None otherwise."""
     cdef Cursor cursor
     cdef Py_ssize_t k, row
@@ -589,6 +592,6 @@ def info_columns(records, places, Py_ssize_t n):
             raise IndexError(row)
         cursor.at = PyBytes_AS_STRING(record)
         cursor.end = cursor.at + PyBytes_GET_SIZE(record)
-        if not add_to_columns(columns, &cursor, row, n, 0):
+        if not add_to_columns(columns, &cursor, row, n, 0, apart, parts):
             return None
     return finished(columns)

@@ -354,7 +354,14 @@ static void run_expectations(void) {
     for (int i = 0; i < 20; i++)
         live_through(&wait, 3000 * us, 0);
     check(shm_spin_budget(&wait) == 0, "a wait longer than the patience is spun for");
-    check(wait.shy == 0, "punctual spins make shy");
+    live_through(&wait, 3000 * us, 31 * us);
+    check(wait.shy == 0, "what is late for a short wait only makes shy");
+    live_through(&wait, 3000 * us, 200 * us);
+    check(wait.shy == 4, "what is late for a long wait, too, does not make shy");
+    for (int i = 0; i < 40; i++)
+        live_through(&wait, 50 * us, 0);
+    check(wait.shyness == 0, "punctual spins do not make bold again");
+    wait.shy = 0;
     live_through(&wait, 50 * us, 31 * us);
     check(wait.shy == 4, "a spin that noticed late does not make shy");
     live_through(&wait, 50 * us, 31 * us);

@@ -63,10 +63,15 @@ def final_columns(
     """
     final_obs, mask = np.full(n, None, object), np.zeros(n, np.bool_)
     mask[places] = True
-    infos = [batch.final_info[k] for k in ended]
-    for i, k, info in zip(places, ended, infos, strict=True):
-        final_obs[i] = info.pop(LAST_OBS) if LAST_OBS in info else lost(batch, k)
-    final_info = columns([(i, info) for i, info in zip(places, infos, strict=True) if info], n)
+    last: dict[int, Any] = {}
+    records = batch.final_info.records
+    final_info = info_columns([records[k] for k in ended], places, n, LAST_OBS, last)
+    if final_info is None:
+        infos = [dict(batch.final_info[k]) for k in ended]
+        last = {i: info.pop(LAST_OBS) for i, info in zip(places, infos, strict=True) if LAST_OBS in info}
+        final_info = columns([(i, info) for i, info in zip(places, infos, strict=True) if info], n)
+    for i, k in zip(places, ended, strict=True):
+        final_obs[i] = last[i] if i in last else lost(batch, k)
     return {"final_obs": final_obs, "_final_obs": mask, "final_info": final_info, "_final_info": mask.copy()}
 
 

@@ -9,12 +9,12 @@ The limit is one process a core that steps its share of the same envs and never 
 has another numpy is measured by the limit of that environment.
 
     make compare                                              all: writes docs/performance.md with its plots
+    make compare ARGS=--loops                                 the loops with a policy, and their part of the page
     make compare ARGS="--only cartpole64 idle64 --rounds 3"   prints only
     make compare ARGS="--only loop-c64 --rounds 3"            the same, for a loop with a policy
 """
 
 import argparse
-import json
 import shlex
 import statistics
 import subprocess
@@ -236,11 +236,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
     parser.add_argument("--pause", type=float, default=10.0, help="length of the pauses, in seconds")
     parser.add_argument("--again", action="store_true", help="only write the page anew, from what was measured last")
+    parser.add_argument("--loops", action="store_true", help="only the loops with a policy")
     chosen = parser.parse_args()
-    if chosen.again:
-        report.publish(report.load(report.STORED.read_text()))
-        return
     CACHE.mkdir(exist_ok=True)
+    for loops in (True,) if chosen.loops else (False, True):
+        if chosen.again:
+            report.publish(report.load(report.STORED[loops].read_text()), loops)
+            continue
+        wanted = [name for name in chosen.only or WORKLOADS if bool(WORKLOADS[name].loop) == loops]
+        if not wanted:
+            continue
+        result = measure(chosen, wanted, LOOPERS if loops else CONTESTANTS)
+        report.print_all(result)
+        if chosen.only or chosen.contestants:
+            path = CACHE / "compare.json"
+            path.write_text(report.compact(result))
+            print(f"\nwrote {path}; docs/performance.md is written by a run of everything")
+        else:
+            report.STORED[loops].write_text(report.compact(result))
+            report.publish(result, loops)
+
+
+def measure(chosen: argparse.Namespace, wanted: list[str], contestants: list[Contestant]) -> dict[str, Any]:
+    """These workloads, all contestants in turn."""
     result: dict[str, Any] = {
         "machine": describe(),
         "cores": [two_against_one()],
@@ -254,33 +272,21 @@ def main() -> None:
     print(result["machine"])
     begin = time.monotonic()
     workloads: dict[str, Any] = {}
-    result["contestants"], result["workloads"] = {}, workloads
-    for loops in (False, True):
-        wanted = [name for name in chosen.only or WORKLOADS if bool(WORKLOADS[name].loop) == loops]
-        if not wanted:
-            continue
-        field = Field(chosen.contestants, LOOPERS if loops else CONTESTANTS)
-        result["contestants"] |= field.told
-        report.print_missing(result)
-        try:
-            for name in wanted:
-                if WORKLOADS[name].pause:
-                    workloads[name] = pause(field, name, chosen.pause)
-                else:
-                    workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
-                report.print_workload(result, name)
-                result["cores"].append(two_against_one())
-        finally:
-            field.close()
+    field = Field(chosen.contestants, contestants)
+    result["contestants"], result["workloads"] = field.told, workloads
+    report.print_missing(result)
+    try:
+        for name in wanted:
+            if WORKLOADS[name].pause:
+                workloads[name] = pause(field, name, chosen.pause)
+            else:
+                workloads[name] = play(field, name, chosen.rounds, chosen.seconds)
+            report.print_workload(result, name)
+            result["cores"].append(two_against_one())
+    finally:
+        field.close()
     result["minutes"] = round((time.monotonic() - begin) / 60, 1)
-    report.print_all(result)
-    if chosen.only or chosen.contestants:
-        path = CACHE / "compare.json"
-        path.write_text(json.dumps(result))
-        print(f"\nwrote {path}; docs/performance.md is written by a run of everything")
-    else:
-        report.STORED.write_text(report.compact(result))
-        report.publish(result)
+    return result
 
 
 if __name__ == "__main__":

@@ -27,9 +27,12 @@ from shmenv.cli.cores import words
 from workloads import WORKLOADS
 
 DOCS = ROOT / "docs"
-STORED = DOCS / "performance.json"
+STORED = {False: DOCS / "performance.json", True: DOCS / "performance-loops.json"}  # by whether it is the loops
 PAGE = DOCS / "performance.md"
-BEGIN, END = "<!-- written by make compare -->", "<!-- until here -->"
+MARKS = {
+    False: ("<!-- written by make compare -->", "<!-- until here -->"),
+    True: ("<!-- the loops, written by make compare -->", "<!-- until here the loops -->"),
+}
 WIDE = 6  # columns that fit a terminal
 
 console = Console(highlight=False, width=max(110, Console().width))
@@ -132,23 +135,38 @@ def _print_loops(result: Result) -> None:
     console.print(table)
 
 
-def publish(result: Result) -> None:
-    """Writes the plots, and the part of docs/performance.md that is between the two marks."""
-    _draw_scaling(result, DOCS / "performance-envs.svg")
-    _draw_shares(result, DOCS / "performance-shares.svg")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{_section(result)}\n{END}{after}")
-    console.print(f"wrote {PAGE}, {STORED.name} and two plots")
+def publish(result: Result, loops: bool) -> None:
+    """Writes what is between two marks of docs/performance.md, with its plots."""
+    if not loops:
+        _draw_scaling(result, DOCS / "performance-envs.svg")
+        _draw_shares(result, DOCS / "performance-shares.svg")
+    begin, end = MARKS[loops]
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n\n{_loops(result) if loops else _section(result)}\n{end}{after}")
+    console.print(f"wrote {PAGE} from {STORED[loops].name}")
 
 
-def _section(result: Result) -> str:
+def _head(result: Result) -> list[str]:
+    """What was run, where, and whether it counts."""
     lines = [cores_line(result), ""] if "cores" in result else []
-    lines += [
+    return [
+        *lines,
         f"`{result['command']}`, {result['date']}, {result['minutes']} minutes: medians of {result['rounds']} rounds of"
         f" {result['seconds']:g} s in turn.",
         f"{result['machine']}. Other programs used {100 * foreign(result):.0f} % of the machine meanwhile.",
         "",
+    ]
+
+
+def _loops(result: Result) -> str:
+    titles = {name: WORKLOADS[name].title for name in WORKLOADS}
+    return "\n".join([*_head(result), *_markdown(loop_table(result), WORKLOADS, titles), ""])
+
+
+def _section(result: Result) -> str:
+    lines = [
+        *_head(result),
         "| contestant | version | numpy | Gymnasium | settings for 64 CartPole | first values |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
@@ -165,10 +183,6 @@ def _section(result: Result) -> str:
         lines.append(f"| {name} | {version} | {told['numpy']} | {told['gymnasium']} | {settings} | {values} |")
     lines += ["", "Share of the limit, with the lowest and the highest round:", "", *_markdown(share_table(result))]
     lines += ["", "![Share of the limit by workload](performance-shares.svg)"]
-    if loops := loop_table(result):
-        titles = {name: WORKLOADS[name].title for name in WORKLOADS}
-        lines += ["", "Loops with a policy, share of two loops that never talk, and times Gymnasium's:", ""]
-        lines += _markdown(loops, WORKLOADS, titles)
     lines += ["", "Ratios and costs:", "", *_markdown(figure_table(result))]
     lines += ["", "![Env steps a second by number of envs](performance-envs.svg)", ""]
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from support import eventually
 
 import shmenv
 from shmenv import _port
+from shmenv.arguments import PackedOptions
 from shmenv.exchange import Exchange
 
 MakePool = Callable[..., shmenv.Pool]
@@ -148,11 +149,55 @@ def test_a_whole_reset_comes_after_the_one_that_nobody_gave(make_pool: MakePool,
     assert pool.step(np.full(2, PLAY)).obs.tolist() == [[2, 1]] * 2
 
 
+class SeededEnv(CountingEnv):
+    """obs = [the seed of the last reset, the level in its options]; -1 for none."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return np.array([-1 if seed is None else seed, (options or {}).get("level", -1)], np.float32), {}
+
+
+@pytest.mark.parametrize("holds_views", [True, False])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda pool, **given: pool.reset(**given),
+        lambda pool, **given: pool.reset(env_id=[0, 1], **given),
+        lambda pool, **given: (pool.send_reset(env_id=[0, 1], **given), pool.recv(2, timeout=10))[1],
+        lambda pool, **given: (pool.send_reset(**given), pool.recv(2, timeout=10))[1],
+    ],
+    ids=["whole", "some", "sent", "all sent"],
+)
+def test_a_seed_and_options_are_never_lost_to_a_reset_that_an_env_has_begun_by_itself(
+    ask: Callable[..., shmenv.Batch], holds_views: bool, make_pool: MakePool
+) -> None:
+    pool = make_pool([SeededEnv] * 2, num_workers=2, autoreset="disabled")
+    pool.go_on(None, True)
+
+    def end_episode_of_env_1() -> list[shmenv.Batch]:
+        views = []
+        for action, env_id in ((PLAY, 0), (END, 1), (PLAY, 0)) if holds_views else ((END, 1),):
+            pool.send(np.array([action]), env_id=[env_id])
+            views.append(pool.recv(timeout=10))
+        eventually(lambda: len(pool.get_attr("options", env_id=1)[0]) % 2 == 0)  # the reset by itself is done
+        return views
+
+    pool.reset(seed=100)
+    views = end_episode_of_env_1()
+    assert ask(pool, seed=500).obs.tolist() == [[500, -1], [501, -1]]
+    assert pool.seeds == [500, 501]
+    views = end_episode_of_env_1()
+    assert ask(pool, options={"level": 7}).obs.tolist() == [[-1, 7]] * 2
+    views = end_episode_of_env_1()
+    assert ask(pool, seed=[None, 9], options=[{"level": 3}, None]).obs.tolist() == [[-1, 3], [9, -1]]
+    del views
+
+
 def test_options_of_a_reset_under_way_are_for_the_worker_that_takes_its_place(make_pool: MakePool, gate: Gate) -> None:
     pool = make_going(make_pool, 1, gate, max_retry=2)
     pid = pool.get_attr("pid")[0]
     end(pool)
-    pool.send_reset(env_id=0, options={"level": 5})
+    pool.send_reset(env_id=0, options=[PackedOptions.of({"level": 5})])
     os.kill(pid, signal.SIGKILL)
     assert pool.recv(timeout=10).obs.tolist() == [[0, 0]]
     assert pool.get_attr("options") == ([{"level": 5}],)

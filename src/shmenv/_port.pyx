@@ -226,11 +226,21 @@ cdef class Port:
         """Have these envs' workers carry out the reset after an episode's last step at once, from the next step on.
 
         It has no payload. The next RESET for the env, onto the plane after its own, takes its answer, unless this was
-        switched off by then. Only without autoreset.
+        switched off or declined by then. Only without autoreset.
         """
         cdef uint32_t k
         for k in range(<uint32_t>ids.shape[0]):
             self.envs[ids[k]].goes_on = on
+
+    def decline(self, const uint32_t[::1] ids):
+        """Have the next RESET of these envs carried out, also where an env has gone on by itself."""
+        cdef uint32_t k
+        cdef Env *env
+        for k in range(<uint32_t>ids.shape[0]):
+            env = &self.envs[ids[k]]
+            self.catch_up(env, ids[k])
+            if env.gone_on:
+                env.gone_on = VOID
 
     def take_resets(self, const uint32_t[::1] ids, uint32_t[::1] out):
         """Take the resets by which these envs have gone on, where they are done and their rows hold arrays alone.

@@ -144,7 +144,7 @@ def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | No
 
 def _reset_payload(seed: int | None, options: dict[str, Any] | PackedOptions | None) -> bytes:
     if isinstance(options, PackedOptions):
-        return bytes(options)
+        return options
     if seed is None and options is None:
         return b""
     return dumped("options", {"seed": seed, "options": options}, pack_object)

@@ -11,6 +11,7 @@ from shmenv import _port
 from shmenv._port import Port
 from shmenv._turn import Turn
 from shmenv.action import ActionWriter
+from shmenv.arguments import PackedOptions
 from shmenv.batch import Array, Batch
 from shmenv.cpu import Spreader, Waits
 from shmenv.errors import ClosedError, DamageError, EnvError, RecvTimeoutError, UsageError, WorkerError
@@ -263,6 +264,7 @@ class Exchange:
         self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int = -1, *, whole: bool
     ) -> None:
         """Send a step or a reset whose answers the caller gets. ids None: all envs; whole: it waits for all of them."""
+        everything = ids is None
         if not self.recovery.quiet:
             ids, payloads, plane = self._around_troubles(ids, code, payloads, plane)
         if ids is None and plane >= 0:
@@ -272,6 +274,8 @@ class Exchange:
             self._plane = plane
         else:
             self._part_planes()
+        if code == _port.RESET:
+            payloads = self._decline(None if everything else ids, payloads)
         if payloads is not None:
             self.inbound.write_all(ids, payloads)
         if self._debug:
@@ -280,6 +284,18 @@ class Exchange:
             self.port.command(ids, code, plane, True, whole, payloads)
             if self.port.crowded >= CROWDED and self._spreader is not None:
                 self._spreader.spread(self.workers.pids, self.port.cores_used())
+
+    def _decline(self, ids: Array | None, payloads: list[bytes] | None) -> list[bytes] | None:
+        """Let no env that has gone on by itself hand out that reset where the caller has a seed or options for it.
+
+        Nor in a reset of all, which leaves nothing of what was under way. Returns the payloads as they travel.
+        """
+        if ids is None:
+            self.port.decline(self.all_ids)
+        elif payloads is not None:
+            own = [payload != b"" and type(payload) is not PackedOptions for payload in payloads]
+            self.port.decline(ids[own])
+        return None if payloads is None else [bytes(payload) for payload in payloads]
 
     def _around_troubles(
         self, ids: Array | None, code: int, payloads: list[bytes] | None, plane: int

@@ -380,9 +380,9 @@ class Pool:
         """Have some envs reset by their workers as soon as an episode ends. Only with autoreset "disabled", no debug.
 
         The step's row comes as ever, before the reset is done. That one may write over the row before the step's: with
-        two slots a view is valid until the next step only. The next `send_reset` of the env then sends nothing: it
-        takes up what is under way, unless this was switched off by then. Its seed and options are what a new worker
-        would be told; the reset under way has none.
+        two slots a view is valid until the next step only. The next `send_reset` of the env, or `reset` with its id,
+        then sends nothing: it takes up what is under way, unless this was switched off by then. With a seed or options
+        it resets the env once more, and so does `reset` of all.
 
         Args:
             env_id: which envs; from their next step on.

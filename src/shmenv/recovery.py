@@ -143,7 +143,7 @@ class Recovery:
                     continue
             if i in self._x.seeds.due:
                 self._x.seeds.due.discard(i)
-                chosen[i] = self._x.seeds.payload(i, chosen[i])
+                chosen[i] = self._x.seeds.payload(i, bytes(chosen[i]))
         left = ids if len(chosen) == len(ids) else np.array(list(chosen), np.uint32)
         return left, list(chosen.values()) if any(chosen.values()) else None
 

@@ -165,3 +165,30 @@ def test_actions_must_be_stacked_if_observations_are() -> None:
         with pytest.raises(shmenv.UsageError, match=r"stacked, \(n, 3, ...\), not of shape \(2, 2\)"):
             envs.step(np.zeros((2, 2), int))
         assert envs.step(np.zeros((2, 3), int)).reward.tolist() == [[0, 0, 0]] * 2
+
+
+class EndEnv(JoinEnv):
+    """Its only step ends two agents, each as its action says: by termination (1), by a time limit (2), or both (3)."""
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, Any, Any, Any, Any]:
+        acted, self.agents = self.agents, []
+        terminated = {agent: bool(actions[agent] & 1) for agent in acted}
+        truncated = {agent: bool(actions[agent] & 2) for agent in acted}
+        return self._look(acted), dict.fromkeys(acted, 1.0), terminated, truncated, {agent: {} for agent in acted}
+
+
+@pytest.mark.parametrize(
+    ("ends", "flags"),
+    [
+        ((1, 1), (True, False)),
+        ((2, 2), (False, True)),
+        ((3, 3), (True, True)),
+        ((1, 2), (True, True)),
+        ((0, 0), (True, False)),
+    ],
+)
+def test_a_row_is_terminated_and_truncated_each_by_itself(ends: tuple[int, int], flags: tuple[bool, bool]) -> None:
+    with shmenv.Pool([EndEnv], num_workers=1) as pool:
+        pool.reset()
+        batch = pool.step([{"early": ends[0], "whole": ends[1], "late": 0}])
+        assert (batch.terminated[0], batch.truncated[0]) == flags

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import types
 import warnings
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import dm_env
+import gymnasium
 import numpy as np
 import pytest
 from dm_env import specs
@@ -158,3 +161,185 @@ def test_an_env_that_returns_its_info_only_if_asked_is_recognised(make_pool: Mak
     assert pool.reset(seed=3).obs.tolist() == [[3], [4]]
     batch = pool.step(np.array([0, 1]))
     assert batch.final_obs.tolist() == [[0], [1]] and batch.truncated.all() and not batch.terminated.any()
+
+
+class GameEnv(gymnasium.Env[Any, Any]):
+    """Counts its steps. What it gives to `answer` is what `step` returns."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, answer: Callable[..., Any] = lambda *five: five) -> None:
+        self.answer, self.t = answer, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.answer(np.full(2, self.t, np.float32), 1.0, bool(action == 1), bool(action == 2), {"lives": 3})
+
+
+DoneOf5 = namedtuple("DoneOf5", "obs reward done info env_id")
+DoneOf6 = namedtuple("DoneOf6", "env_id obs reward done info more")
+FlagsOf5 = namedtuple("FlagsOf5", "obs reward info truncated terminated")
+Unnamed = namedtuple("Unnamed", "observation reward done info env_id")
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "done of five": lambda obs, reward, over, cut, info: DoneOf5(obs, reward, over, info, None),
+    "done of six": lambda obs, reward, over, cut, info: DoneOf6(7, obs, reward, over, info, "more"),
+    "flags of five": lambda obs, reward, over, cut, info: FlagsOf5(obs, reward, info, cut, over),
+    "object": lambda obs, reward, over, cut, info: types.SimpleNamespace(obs=obs, reward=reward, done=over, info=info),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_step_returns_with_names_is_read_by_its_names(name: str, make_pool: MakePool, make_manager: Any) -> None:
+    pool = make_pool([partial(GameEnv, ANSWERS[name])], autoreset="disabled")
+    pool.reset()
+    batch = pool.step([0])
+    assert batch.obs.tolist() == [[1, 1]] and batch.reward.tolist() == [1]
+    assert not batch.terminated[0] and not batch.truncated[0] and batch.info[0] == {"lives": 3}
+    batch = pool.step([1])
+    assert batch.terminated[0] and not batch.truncated[0] and batch.info[0] == {"lives": 3}
+    manager = make_manager([partial(GameEnv, ANSWERS[name])])
+    manager.launch()
+    assert [(t.done, t.info) for t in (manager.step({0: action})[0] for action in (0, 1))] == [
+        (False, {"lives": 3}),
+        (True, {"lives": 3}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda obs, reward, over, cut, info: Unnamed(obs, reward, over, info, None),
+        lambda obs, reward, over, cut, info: (obs, reward, over, info, None),
+    ],
+    ids=["names", "plain"],
+)
+def test_five_values_that_are_not_those_of_a_step_are_refused(answer: Callable[..., Any], make_pool: MakePool) -> None:
+    pool = make_pool([partial(GameEnv, answer)])
+    pool.reset()
+    with pytest.raises(shmenv.EnvError, match="step must return"):
+        pool.step([0])
+
+
+class OtherStepEnv(GameEnv):
+    """From its third step on, and after a reset with options, it steps in another way."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options:
+            self.step = self.other  # type: ignore[method-assign]
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.t == 1:
+            self.step = self.other  # type: ignore[method-assign]
+        return super().step(action)
+
+    def other(self, action: Any) -> Any:
+        return np.full(2, 5, np.float32), 42.0, False, False, {}
+
+
+def by_functions(env: Any) -> Any:
+    """An env that has its functions as attributes of the object, not of its class."""
+    return types.SimpleNamespace(
+        observation_space=env.observation_space, reset=env.reset, step=lambda action: env.step(action)
+    )
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, gymnasium.Wrapper, by_functions], ids=["bare", "wrapped", "by functions"]
+)
+@pytest.mark.parametrize("retries", [{}, {"retry_step": True, "max_retry": 2}], ids=["once", "retries"])
+def test_an_env_may_put_another_step_in_place_of_its_own(
+    wrap: Callable[[Any], Any], retries: dict[str, Any], make_pool: MakePool
+) -> None:
+    pool = make_pool([lambda: wrap(OtherStepEnv())], **retries)
+    pool.reset()
+    assert [pool.step([0]).reward.tolist() for _ in range(3)] == [[1], [1], [42]]
+    pool = make_pool([lambda: wrap(OtherStepEnv())], **retries)
+    pool.reset(options={"other": True})
+    assert pool.step([0]).reward.tolist() == [42]
+
+
+def stand_in(action: Any) -> Any:
+    return np.full(2, 7, np.float32), 7.0, False, False, {}
+
+
+def test_set_attr_can_put_another_step_in_place(
+    make_pool: MakePool, make_manager: Any, make_vector_env: Callable[..., Any]
+) -> None:
+    pool = make_pool([GameEnv] * 2)
+    pool.reset()
+    pool.set_attr("step", stand_in, env_id=1)
+    assert pool.step([0, 0]).reward.tolist() == [1, 7]
+    for mode in ("NextStep", "SameStep"):
+        env = make_vector_env([GameEnv] * 2, autoreset_mode=mode)
+        env.reset()
+        env.set_attr("step", stand_in)
+        assert env.step([0, 0])[1].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("again", [lambda env: env, gymnasium.Wrapper], ids=["bare", "wrapped"])
+def test_one_object_as_two_envs_is_refused(
+    again: Callable[[Any], Any], make_pool: MakePool, make_manager: Any, make_vector_env: Callable[..., Any]
+) -> None:
+    env = GameEnv()
+    env_fns = [GameEnv, lambda: env, GameEnv, lambda: again(env)]
+    for make in (
+        lambda: make_pool(env_fns, num_workers=1),
+        lambda: make_vector_env(env_fns, num_workers=1),
+        lambda: make_vector_env(env_fns, num_workers=1, autoreset_mode="SameStep"),
+        lambda: make_manager(env_fns, num_workers=1).launch(),
+    ):
+        with pytest.raises(shmenv.UsageError, match="env 1 and env 3 returned the same object: each call must make"):
+            make()
+    pool = make_pool(env_fns, num_workers=2)  # in two processes these are two objects
+    pool.reset()
+    assert pool.step([0] * 4).obs[:, 0].tolist() == [1, 1, 1, 1]
+
+
+class Simulator:
+    """A dm_env env in all but its base class."""
+
+    def observation_spec(self) -> Any:
+        return {"position": specs.Array((3,), np.float64)}
+
+    def action_spec(self) -> Any:
+        return specs.Array((1,), np.float64)
+
+
+class GymnasiumBridge(GameEnv):
+    """Hands on what it does not know to the env inside."""
+
+    inside = Simulator()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inside, name)
+
+
+class PlainBridge(Simulator):
+    """Of no base class, with spaces besides the specs."""
+
+    observation_space, action_space = GameEnv.observation_space, GameEnv.action_space
+    reset, step = GameEnv.reset, GameEnv.step
+    answer = staticmethod(lambda *five: five)
+
+
+class DingBridge(PlainBridge):
+    """In DI-engine's manner."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return GameEnv.reset(self)[0]  # type: ignore[arg-type]
+
+    def step(self, action: Any) -> Any:
+        return shmenv.BaseEnvTimestep(*(GameEnv.step(self, action)[k] for k in (0, 1, 2, 4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bridge", [GymnasiumBridge, PlainBridge, DingBridge])
+def test_an_env_with_spaces_is_none_of_dm_env_whatever_specs_it_has(bridge: Any, make_pool: MakePool) -> None:
+    pool = make_pool([bridge])
+    assert pool.reset().obs.tolist() == [[0, 0]]
+    assert pool.step([0]).obs.tolist() == [[1, 1]]

@@ -20,7 +20,7 @@ import numpy
 from shmenv._info import pack_info, unpack_info
 
 cdef extern from "Python.h":
-    object PyObject_CallOneArg(object function, object argument)
+    object PyObject_CallMethodOneArg(object obj, object name, object argument)
     bint PyFloat_Check(object value)
     double PyFloat_AS_DOUBLE(object value)
 
@@ -59,6 +59,13 @@ cdef inline bint is_rich(tuple result):
     return type(result[1]) is not float or type(result[4]) is not dict or len(<dict>result[4]) != 0
 
 
+cdef bint flag(value) except -1:
+    """A flag that is no bool of Python's. A dict is none: then the five values are others than those of a step."""
+    if isinstance(value, dict):
+        raise TypeError("step must return (obs, reward, terminated, truncated, info); where a flag should be is a dict")
+    return bool(value)
+
+
 @cython.final
 cdef class Loop:
     """Runs one worker's envs until the manager orders it to quit.
@@ -69,7 +76,7 @@ cdef class Loop:
     """
 
     cdef object worker, segment, actions, payload, observations, final_observations, spill_note
-    cdef list steps, normalize, action_rows, binders
+    cdef list steppers, normalize, action_rows, binders
     cdef shm_worker *me
     cdef shm_semaphore *results
     cdef a32 *cmd
@@ -162,7 +169,7 @@ cdef class Loop:
         cdef uint64_t spins
         cdef bint busy, following
         self.binders = self.worker.binders
-        self.steps = [env.step for env in self.worker.envs]
+        self.steppers = [env.stepper for env in self.worker.envs]
         self.normalize = [env.five_tuple for env in self.worker.envs]
         self.picky = any([env.picky for env in self.worker.envs])
         while True:
@@ -283,7 +290,8 @@ cdef class Loop:
             if self.retries:
                 result = self.worker.step_with_retries(k, n, action)
             else:
-                result = PyObject_CallOneArg(self.steps[k], action)
+                # Looked up each time: an env, or set_attr, may have put another in its place.
+                result = PyObject_CallMethodOneArg(self.steppers[k], "step", action)
             if type(result) is not tuple or len(<tuple>result) != 5 or (self.picky and is_rich(<tuple>result)):
                 result = self.normalize[k](result)
             obs, reward, is_terminated, is_truncated, info = <tuple>result
@@ -291,8 +299,8 @@ cdef class Loop:
                 self.reward[row] = PyFloat_AS_DOUBLE(reward)
             else:
                 self.worker.write_reward(plane, env_id, reward)
-            terminated = is_terminated is True or (is_terminated is not False and bool(is_terminated))
-            truncated = is_truncated is True or (is_truncated is not False and bool(is_truncated))
+            terminated = is_terminated is True or (is_terminated is not False and flag(is_terminated))
+            truncated = is_truncated is True or (is_truncated is not False and flag(is_truncated))
             # Stored only when they change: their cache lines are shared with the other workers.
             if self.terminated[row] != terminated:
                 self.terminated[row] = terminated

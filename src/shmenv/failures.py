@@ -7,10 +7,10 @@ import signal
 import time
 
 from shmenv import codec
-from shmenv.errors import EnvError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from shmenv.errors import EnvError, UsageError, WorkerDiedError, WorkerError, WorkerTimeoutError
 from shmenv.handle import Handle
 from shmenv.segment import StackLog
-from shmenv.worker import STACK_SIGNAL, Failed
+from shmenv.worker import STACK_SIGNAL, Failed, SameEnvError
 
 STACK_GRACE = 0.2  # seconds for a hanging worker to print its stack
 PRINTS = {-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL}  # faulthandler, at these
@@ -105,8 +105,11 @@ class Coroner:
         return f"Its stack:\n{text}" if text else "(it did not print its stack: stopped, or stuck in the kernel)"
 
 
-def start_failed(handle: Handle, message: Failed) -> EnvError:
+def start_failed(handle: Handle, message: Failed) -> EnvError | UsageError:
     """A worker could not build its envs."""
+    reason = codec.load_error(message.record).exception
+    if isinstance(reason, SameEnvError):
+        return UsageError(str(reason))
     if message.env_id is None:
         where = f"worker {handle.worker_id} ({_span(handle.ids)}) could not start"
     else:

@@ -11,13 +11,17 @@ from shmenv.layout import ArrayNode, DictNode, Node, TupleNode, describe_space, 
 
 FiveTuple = tuple[Any, Any, Any, Any, Any]
 
+SERVED = "_shmenv_served"  # where an adapter's agent holds the env that it stands in front of
+
 
 class GymEnv:
     """An env in Gymnasium's manner, or any object with such a `reset` and `step`.
 
     Attributes:
         env: the user's object.
-        step: called with an action; its result goes through `five_tuple` unless it is a plain 5-tuple.
+        stepper: the object whose `step`, looked up each time, is called with an action; its result goes through
+            `five_tuple` unless it is a plain 5-tuple.
+        inner: the user's object, where `env` is an agent of shmenv's own in front of it.
         picky: `five_tuple` wants to see 5-tuples too, if their reward is no float or their info not empty.
         obs_space, action_space: the declared spaces, None if the env declares none.
         obs_node, action_node: what they need in memory.
@@ -30,7 +34,7 @@ class GymEnv:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.step = env.step
+        self.inner, self.stepper = _inner(env), _stepper(env)
         self._first: tuple[Any, Any] | None = None
         self.obs_space, self.action_space = self._spaces()
         self.obs_node, self.action_node = self._nodes()
@@ -82,10 +86,12 @@ class GymEnv:
 
     def five_tuple(self, result: Any) -> FiveTuple:
         """What `step` returned as (obs, reward, terminated, truncated, info), for all that is no plain 5-tuple."""
-        if isinstance(result, tuple) and len(result) == 5:
-            return result[0], result[1], result[2], result[3], result[4]
-        if all(hasattr(result, name) for name in ("obs", "reward", "done", "info")):
+        if all(hasattr(result, name) for name in ("obs", "reward", "terminated", "truncated", "info")):
+            return result.obs, result.reward, result.terminated, result.truncated, result.info
+        if all(hasattr(result, name) for name in ("obs", "reward", "done", "info")):  # also of a named tuple of five
             obs, reward, done, info = result.obs, result.reward, result.done, result.info
+        elif isinstance(result, tuple) and len(result) == 5 and "done" not in getattr(result, "_fields", ()):
+            return result[0], result[1], result[2], result[3], result[4]
         elif type(result) is tuple and len(result) == 4:
             obs, reward, done, info = result
         else:
@@ -173,7 +179,7 @@ class ParallelEnv(GymEnv):
     def __init__(self, env: Any) -> None:
         self._agents = list(env.possible_agents)
         super().__init__(env)
-        self.step = self._step
+        self.stepper = self
 
     def _spaces(self) -> tuple[Any, Any]:
         return (
@@ -215,12 +221,14 @@ class ParallelEnv(GymEnv):
             "truncated": np.array([bool(truncated.get(agent, False)) for agent in self._agents]),
         }
 
-    def _step(self, actions: dict[Any, Any]) -> FiveTuple:
+    def step(self, actions: dict[Any, Any]) -> FiveTuple:
+        """Step the agents that are there; the row's flags are those of any of them in the last step."""
         obs, rewards, terminated, truncated, infos = self.env.step({agent: actions[agent] for agent in self.env.agents})
         over = not self.env.agents
         reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
         cut = over and any(truncated.values())
-        return self._all(obs), reward, over and not cut, cut, self._info(obs, infos, terminated, truncated)
+        ended = over and (any(terminated.values()) or not cut)
+        return self._all(obs), reward, ended, cut, self._info(obs, infos, terminated, truncated)
 
 
 class DmEnv(PlainEnv):
@@ -254,20 +262,41 @@ def recognise(env: Any) -> GymEnv:
     """Find out which kind of env this is."""
     if isinstance(env, GymEnv):  # one that a manager has made of an env
         return env
-    for name in ("reset", "step"):
-        if not callable(getattr(env, name, None)):
+    for owner, name in ((env, "reset"), (_stepper(env), "step")):
+        if not callable(getattr(owner, name, None)):
             raise TypeError(f"an env factory must return an object with reset and step, not {_shown(env)}")
     if hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)):
         return ParallelEnv(env)
-    if callable(getattr(env, "observation_spec", None)) and callable(getattr(env, "action_spec", None)):
-        return DmEnv(env)
-    if any(cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gymnasium" for cls in type(env).__mro__):
+    if _has_base(env, "Env", "gymnasium"):
         return GymEnv(env)
     # Old Gym's wrappers take any arguments and hand them on; the env inside says which.
     parameters = _parameters(env.reset) | _parameters(getattr(getattr(env, "unwrapped", None), "reset", None))
+    if _is_dm_env(env, parameters):
+        return DmEnv(env)
     if "return_info" in parameters:  # Gym 0.22 to 0.25: seeds as arguments, but observations alone unless asked
         return PlainEnv(env)
     return GymEnv(env) if "seed" in parameters or "options" in parameters else PlainEnv(env)
+
+
+def _inner(env: Any) -> Any:
+    return getattr(env, "__dict__", {}).get(SERVED, env)
+
+
+def _stepper(env: Any) -> Any:
+    return env if hasattr(type(env), "step") else _inner(env)
+
+
+def _has_base(env: Any, name: str, package: str) -> bool:
+    return any(cls.__name__ == name and cls.__module__.partition(".")[0] == package for cls in type(env).__mro__)
+
+
+def _is_dm_env(env: Any, parameters: frozenset[str]) -> bool:
+    """Whether its specs are all that it declares: a bridge may hand on those of an env inside beside its own spaces."""
+    if not callable(getattr(env, "observation_spec", None)) or not callable(getattr(env, "action_spec", None)):
+        return False
+    if _has_base(env, "Environment", "dm_env"):
+        return True
+    return not hasattr(env, "observation_space") and "options" not in parameters
 
 
 def _parameters(function: Any) -> frozenset[str]:

@@ -72,7 +72,7 @@ class ManagedEnv(GymEnv):
         """
         self._kind = kind = recognise(env_fn())
         self.env = kind.env
-        self.step = kind.step
+        self.stepper, self.inner = kind.stepper, kind.inner
         self.obs_space, self.action_space = kind.obs_space, kind.action_space
         self.obs_node = kind.obs_node
         self.action_node = ObjectNode()  # any object can be an action, and arrives as what it was

@@ -23,6 +23,7 @@ from shmenv._loop import Loop
 from shmenv._mail import Mail
 from shmenv.action import ActionReader
 from shmenv.cpu import Waits, limit_threads
+from shmenv.errors import UsageError
 from shmenv.fit import as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
@@ -158,11 +159,15 @@ def _receive_plan(conn: Connection, worker: Worker) -> Plan | None:
     return plan
 
 
-def _binder(bind: Callable[[Any], object], views: list[Any]) -> Callable[[int], None]:
+def _binder(env: Any, views: list[Any]) -> Callable[[int], None]:
     def binder(plane: int) -> None:
-        bind(views[plane])
+        env.bind_observation(views[plane])
 
     return binder
+
+
+class SameEnvError(UsageError):
+    """The caller's fault: two env functions return one and the same env."""
 
 
 class BuildError(Exception):
@@ -199,7 +204,7 @@ class Worker:
                 setup.ids, codec.load(setup.factories.read(setup.worker_id, setup.factory_bytes)), strict=True
             ):
                 tell(env_id)
-                self.envs.append(recognise(factory()))
+                self.envs.append(self._new_env(env_id, recognise(factory())))
                 self.envs[-1].generation = setup.generation
             first = self.envs[0]
             return Report(
@@ -209,6 +214,17 @@ class Worker:
             )
         except BaseException as error:  # SystemExit of an env's constructor too
             raise BuildError(env_id, codec.dump_error(error)) from error
+
+    def _new_env(self, env_id: int, env: GymEnv) -> GymEnv:
+        """The env, if none of this worker's is the same object, wrapped or not: several rows would share its state."""
+        innermost = getattr(env.inner, "unwrapped", env.inner)
+        for other_id, other in enumerate(self.envs, self.first):
+            if innermost is getattr(other.inner, "unwrapped", other.inner):
+                raise SameEnvError(
+                    f"the functions of env {other_id} and env {env_id} returned the same object: each call must make a "
+                    "new env, as `lambda: make_env()` does and `lambda: env` does not"
+                )
+        return env
 
     def rebuild(self, plan: Plan) -> None:
         """Build all envs in place of a dead worker's; they must need what those needed."""
@@ -281,9 +297,9 @@ class Worker:
             return None
         binders: list[Callable[[int], None] | None] = []
         for env_id, env in zip(self._setup.ids, self.envs, strict=True):
-            bind = getattr(env.env, "bind_observation", None)
             views = [self.single_observation[plane, env_id, ...] for plane in range(self._plan.planes)]
-            binders.append(None if bind is None else _binder(bind, views))
+            binds = getattr(env.env, "bind_observation", None) is not None
+            binders.append(_binder(env.env, views) if binds else None)
         return binders if any(binders) else None
 
     # -- what the loop calls
@@ -312,7 +328,7 @@ class Worker:
         for attempt in range(1, self._setup.step_attempts + 1):
             self.loop.doing(number, self.first + k, STEP)  # each attempt has its own time
             try:
-                return self.envs[k].step(action)
+                return self.envs[k].stepper.step(action)
             except Exception:
                 if attempt == self._setup.step_attempts:
                     raise

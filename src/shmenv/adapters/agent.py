@@ -19,40 +19,44 @@ def serving(serve: Callable[..., Any], env_fns: Iterable[Any], *arguments: Any) 
     return [partial(serve, env_fn, *arguments) if callable(env_fn) else env_fn for env_fn in env_fns]
 
 
-def keeping_last_obs(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The env's step; an episode's last info also holds the observation as the env returned it.
+def keeping_last_obs(result: Any) -> Any:
+    """What a step returned; an episode's last info also holds the observation as the env returned it.
 
     What comes through shared memory has the dtype and the type of the space, but that one is to be as it was.
     """
-
-    def keep(action: Any) -> Any:
-        result = step(action)
-        if len(result) == 5 and (result[2] or result[3]) and isinstance(result[4], dict):
-            return *result[:4], {**result[4], LAST_OBS: result[0]}
-        return result
-
-    return keep
+    if len(result) == 5 and (result[2] or result[3]) and isinstance(result[4], dict):
+        return *result[:4], {**result[4], LAST_OBS: result[0]}
+    return result
 
 
 class VectorAgent:
     """Stands between a worker and its env; asked as by Gymnasium's vector envs. The env answers all other questions."""
 
-    def __init__(self, env: Any, same_step: bool) -> None:
-        self._env = env
-        self.step = keeping_last_obs(env.step) if same_step else env.step
+    def __init__(self, env: Any) -> None:
+        self._shmenv_served = env  # the worker steps it without us
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+        return getattr(self._shmenv_served, name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env, which may count on both arguments."""
-        return self._env.reset(seed=seed, options=options)
+        return self._shmenv_served.reset(seed=seed, options=options)
+
+
+class SameStepAgent(VectorAgent):
+    """The same where an episode's last observation comes in an info."""
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        return keeping_last_obs(self._shmenv_served.step(action))
 
 
 def serve_vector(env_fn: Callable[[], Any], same_step: bool) -> Any:
     """Build an env in the worker, for Gymnasium's vector env; what is no env of Gymnasium's stays as it is."""
     env = env_fn()
-    return VectorAgent(env, same_step) if isinstance(env, gymnasium.Env) else env
+    if not isinstance(env, gymnasium.Env):
+        return env
+    return SameStepAgent(env) if same_step else VectorAgent(env)
 
 
 class Agent:
@@ -62,13 +66,20 @@ class Agent:
     """
 
     def __init__(self, env: Any) -> None:
-        self.env = env
+        self.env = self._shmenv_served = env  # where it has no `step` of its own, the worker calls the env's
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.step, self.render, self.close = keeping_last_obs(env.step), env.render, env.close
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; options only where there are any."""
         return self.env.reset(seed=seed, **({"options": options} if options else {}))
+
+    def render(self) -> Any:
+        """Render the env."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
 
     def read(self, name: str) -> Any:
         """An attribute, looked up through the wrappers."""
@@ -100,13 +111,20 @@ class Agent:
         return False
 
 
+class LastObsAgent(Agent):
+    """The same where an episode's last observation comes in an info."""
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        return keeping_last_obs(self.env.step(action))
+
+
 class InsideAgent(Agent):
     """The same, asked as by tianshou: the env may be any object with `reset` and `step`."""
 
-    def __init__(self, env: Any) -> None:
-        self.env = env
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.step, self.close = env.step, getattr(env, "close", lambda: None)
+    def close(self) -> None:
+        """Close the env, if it can be closed."""
+        getattr(self.env, "close", lambda: None)()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; options are all the arguments but the seed."""
@@ -138,7 +156,7 @@ def serve_inside(env_fn: Callable[[], Any]) -> InsideAgent:
     return InsideAgent(env_fn())
 
 
-def serve(env_fn: Callable[[], Any]) -> Agent:
+def serve(env_fn: Callable[[], Any]) -> LastObsAgent:
     """Build an env in the worker.
 
     Raises:
@@ -155,4 +173,4 @@ def serve(env_fn: Callable[[], Any]) -> Agent:
             "instead of creating different objects: each call of it must make a new env"
         )
     _served.append(weakref.ref(env.unwrapped))
-    return Agent(env)
+    return LastObsAgent(env)

@@ -217,11 +217,16 @@ def test_a_restarted_env_gets_its_seed_moved_on_by_the_number_of_envs_a_restart(
     )
     pool.reset(seed=100)
     fail_and_go_on()
+    assert pool.seeds == [100, 101, 105]
     fail_and_go_on()
+    assert pool.seeds == [100, 101, 108]
     pool.reset(seed=[7], env_id=[2])
+    assert pool.seeds == [100, 101, 7]
     fail_and_go_on()
     assert [each["seed"] for each in entries(log, "reset")] == [102, 105, 108, 7, 10]
-    assert pool.seeds == [100, 101, 7]
+    assert pool.seeds == [100, 101, 10]
+    pool.close()
+    assert pool.seeds == [100, 101, 10]
 
 
 def test_a_reset_after_a_restart_keeps_its_options_beside_the_moved_seed(make_pool: MakePool, log: str) -> None:

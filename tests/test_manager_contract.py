@@ -815,3 +815,31 @@ def test_a_death_that_is_told_late_costs_no_env_that_was_reset_since(make_manage
     assert caught.value.env_ids == (0, 1)
     assert manager._env_states[0] == EnvState.ERROR and manager._env_states[1] == EnvState.RUN
     assert manager.step({1: "b"})[1].info == {"given": "b"}
+
+
+@pytest.mark.parametrize(
+    "seed", [np.uint8(254), np.int8(126), np.uint16(2**16 - 1), np.int32(2**31 - 1), np.int64(2**63 - 1)]
+)
+def test_a_narrow_integer_of_numpy_seeds_all_envs_as_the_same_int_does(make_manager: Make, seed: Any) -> None:
+    manager = make_manager([StatEnv] * 3)
+    manager.seed(seed)
+    manager.launch()
+    assert manager._seed == [int(seed), int(seed) + 1, int(seed) + 2]
+
+
+class FrameEnv(StatEnv):
+    """Renders a number, and in what mode."""
+
+    frames = 0
+
+    def render(self, mode: str = "array") -> tuple[int, str]:
+        return self.frames, mode
+
+
+@BOTH
+def test_render_reaches_each_env_as_other_methods_do(make_manager: Make, cls: Any) -> None:
+    manager = make_manager([FrameEnv] * 2, cls)
+    assert manager.env_ref.render() == (0, "array")
+    manager.launch()
+    assert manager.render() == [(0, "array")] * 2 and manager.render(mode="human") == [(0, "human")] * 2
+    assert manager.ready_imgs == dict.fromkeys(range(2), (0, "array")) and manager.env_ref.render() == (0, "array")

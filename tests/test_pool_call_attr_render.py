@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs import Gate, ScriptedEnv, act, actions
+from gymnasium.spaces import Discrete, Sequence
 from gymnasium.wrappers import TimeLimit
 from support import eventually
 
@@ -229,3 +231,94 @@ def test_the_pools_own_methods_are_not_called_by_name(make_pool: MakePool, name:
     with pytest.raises(shmenv.UsageError, match=name):
         pool.call(name)
     assert pool.step(actions(2)).obs.tolist() == [[0, 1]] * 2
+
+
+class Raises:
+    """Raises an exception when it is unpickled."""
+
+    def __init__(self, exception: type[BaseException]) -> None:
+        self.exception = exception
+
+    def __reduce__(self) -> Any:
+        return _raise, (self.exception,)
+
+
+def _raise(exception: type[BaseException]) -> None:
+    raise exception(3)
+
+
+class RaisingEnv(ScriptedEnv):
+    """All it returns, but for its first observation, raises when it is unpickled."""
+
+    def __init__(self, exception: type[BaseException]) -> None:
+        super().__init__()
+        self.observation_space = Sequence(Discrete(3))  # type: ignore[assignment]
+        self.value = Raises(exception)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return (), {}
+
+    def get(self) -> Any:
+        return [self.value]
+
+    def render(self) -> Any:
+        return self.value
+
+    def step(self, action: Any) -> Any:
+        obs, info = ((self.value,), {}) if action else ((), {"x": self.value})
+        return obs, 0.0, False, False, info
+
+
+@pytest.mark.parametrize("exception", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
+def test_what_cannot_be_unpickled_is_an_error_of_the_env_whatever_it_raises(
+    make_pool: MakePool, exception: type[BaseException]
+) -> None:
+    pool = make_pool([partial(RaisingEnv, exception)] * 2, num_workers=1)
+    pool.reset()
+    for ask in (lambda: pool.call("get"), lambda: pool.get_attr("value", env_id=0), pool.render):
+        with pytest.raises(shmenv.EnvError, match=r"env 0 .*raised in call.*ValueError: .*3"):
+            ask()
+    with pytest.raises(shmenv.EnvError, match=r"env 0 .*cannot be unpickled here"):
+        pool.step([1, 0])
+    with pytest.raises(ValueError, match=f"{exception.__name__}: 3"):
+        pool.recv().info[0]
+    pool.reset(env_id=0)
+    assert pool.step([0, 0]).reward.tolist() == [0, 0]
+    if exception is not ValueError:
+        deferred = shmenv.Pool([partial(RaisingEnv, exception)], context="fork", deferred=True)
+        with pytest.raises(shmenv.EnvError, match="'value' cannot be unpickled here"):
+            deferred.ask_first("value")
+        deferred.close()
+
+
+class CrampedEnv(ScriptedEnv):
+    """Its worker can write no file longer than a megabyte."""
+
+    def cramp(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    def big(self) -> bytes:
+        return b"x" * 5_000_000
+
+    def fail(self) -> None:
+        raise ValueError("y" * 100_000)
+
+    def render(self) -> Any:
+        return self.big()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options == "long":
+            raise ValueError("y" * 100_000)
+        return super().reset(seed=seed)
+
+
+def test_an_answer_for_which_there_is_no_room_is_an_error_of_the_env_and_its_worker_lives(make_pool: MakePool) -> None:
+    pool = make_pool([CrampedEnv] * 2, num_workers=1)
+    pool.reset()
+    pool.call("cramp", env_id=0)
+    pid = pool.stats()["workers"][0]["pid"]
+    for ask in (lambda: pool.call("big"), lambda: pool.call("fail", env_id=1), pool.render):
+        with pytest.raises(shmenv.EnvError, match=r"raised in call.*ResourceError"):
+            ask()
+    assert pool.needs_reset_ids == [] and pool.stats()["workers"][0]["pid"] == pid
+    assert pool.step(actions(2)).reward.tolist() == [1, 1]

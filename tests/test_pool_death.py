@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 from envs import Gate, ScriptedEnv, act, actions
 from support import eventually, is_gone, settled
@@ -236,3 +239,66 @@ def test_a_stopped_worker_is_only_slow(make_pool: MakePool) -> None:
         pool.recv(timeout=0.05)
     os.kill(pids(pool)[0], signal.SIGCONT)
     assert pool.recv(timeout=10).env_id.tolist() == [0]
+
+
+class ForkingEnv(ScriptedEnv):
+    """`fork` says in which method it forks, and how the child comes back: by itself, or it "raises", or "exits"."""
+
+    def __init__(self, fork: str, log: str) -> None:
+        super().__init__()
+        self.fork, self.log = fork, log
+        self.come_back("constructor")
+
+    def come_back(self, where: str) -> None:
+        name, _, how = self.fork.partition(" ")
+        if name != where:
+            return
+        self.fork = ""
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)  # it is gone before the worker goes on
+            return
+        with open(self.log, "a") as log:
+            log.write(f"{where}\n")
+        if how == "raises":
+            raise ValueError("the child's own")
+        if how == "exits":
+            sys.exit(0)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.come_back("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.t == 1:
+            self.come_back("step")
+        return super().step(action)
+
+    def ask(self) -> int:
+        self.come_back("call")
+        return self.t
+
+    def close(self) -> None:
+        self.come_back("close")
+        super().close()
+
+
+@pytest.mark.parametrize("how", ["", " raises", " exits"])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "call", "close"])
+def test_a_process_that_an_env_forks_never_becomes_a_second_worker(
+    make_pool: MakePool, where: str, how: str, tmp_path: Any
+) -> None:
+    log = tmp_path / "log"
+    pool = make_pool(
+        [partial(ForkingEnv, where + how, str(log)), ScriptedEnv], num_workers=1, retry_step=True, max_retry=2
+    )
+    plain = make_pool([ScriptedEnv] * 2, num_workers=1)
+    pool.reset()
+    plain.reset()
+    for _ in range(4):
+        got, wanted = pool.step(actions(2)), plain.step(actions(2))
+        assert np.array_equal(got.obs, wanted.obs) and np.array_equal(got.reward, wanted.reward)
+        assert pool.call("ask", env_id=0) == plain.get_attr("t", env_id=0)
+    assert pool.stats()["steps"] == 8 and pool.stats()["restarts"] == 0
+    pool.close()
+    assert log.read_text() == f"{where}\n"

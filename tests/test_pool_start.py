@@ -472,3 +472,13 @@ if __name__ == "__main__":
 """)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == str([[method == "spawn"]] * 2), done.stderr
+
+
+def test_a_worker_is_told_nothing_of_the_mpi_program_that_started_the_pool(
+    make_pool: MakePool, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "OTHER_RANK"):
+        monkeypatch.setenv(name, "1")
+    found = make_pool([ScriptedEnv], context=context).call("environment")[0]
+    assert [name for name in found if name.endswith("_RANK")] in ([], ["OTHER_RANK"])
+    assert os.environ["OMPI_COMM_WORLD_RANK"] == "1"

@@ -368,8 +368,8 @@ cdef object take_scalar(Cursor *cursor):
 cdef object take_pickle(Cursor *cursor, uint64_t size):
     cdef const char *data = take(cursor, size)
     try:
-        return codec.load(PyBytes_FromStringAndSize(data, size))
-    except (Exception, SystemExit) as error:  # an object of the user's may raise what it likes
+        return codec.load_foreign(PyBytes_FromStringAndSize(data, size))
+    except Exception as error:  # an object of the user's may raise what it likes
         raise ValueError(f"a value cannot be unpickled: {type(error).__name__}: {error}") from error
 
 

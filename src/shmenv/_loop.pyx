@@ -24,6 +24,9 @@ cdef extern from "Python.h":
     bint PyFloat_Check(object value)
     double PyFloat_AS_DOUBLE(object value)
 
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*before)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)
+
 cdef extern from "points.h" nogil:
     const int SHM_TAKEN, SHM_HALF_WRITTEN, SHM_ENDED, SHM_WRITTEN, SHM_PUBLISHED, SHM_POSTED
     void shm_point(int)
@@ -51,6 +54,13 @@ cdef _check_ndarray():
         raise ImportError("this numpy lays out its arrays in another way; shmenv needs numpy 1.26 to 2.x")
 
 _check_ndarray()
+
+cdef bint watches_forks = False
+cdef bint is_forked = False  # whether this process is one that an env has forked
+
+cdef void note_fork() noexcept nogil:
+    global is_forked
+    is_forked = True
 
 cdef enum: SAME_STEP = 0, NEXT_STEP = 1, DISABLED = 2
 
@@ -168,6 +178,10 @@ cdef class Loop:
         cdef int how
         cdef uint64_t spins
         cdef bint busy, following
+        global watches_forks, is_forked
+        if not watches_forks:
+            pthread_atfork(NULL, NULL, note_fork)
+        watches_forks, is_forked = True, False
         self.binders = self.worker.binders
         self.steppers = [env.stepper for env in self.worker.envs]
         self.normalize = [env.five_tuple for env in self.worker.envs]
@@ -292,6 +306,8 @@ cdef class Loop:
             else:
                 # Looked up each time: an env, or set_attr, may have put another in its place.
                 result = PyObject_CallMethodOneArg(self.steppers[k], "step", action)
+            if is_forked:  # and has come back from the env's code
+                self.worker.leave_if_forked()
             if type(result) is not tuple or len(<tuple>result) != 5 or (self.picky and is_rich(<tuple>result)):
                 result = self.normalize[k](result)
             obs, reward, is_terminated, is_truncated, info = <tuple>result

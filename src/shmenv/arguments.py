@@ -53,6 +53,13 @@ def listed_env_fns(name: str, env_fns: Any) -> list[Callable[[], Any]]:
     return listed
 
 
+def is_listing(value: Any) -> bool:
+    """Whether it is one value after another, not text, bytes, or an array without an axis."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
 def check_range(name: str, value: Any, low: int, high: int, why: str = "") -> int:
     """The value as an int, if it is one from low to high; `why` it may be no more."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
@@ -123,7 +130,7 @@ def reset_payloads(seed: Any, options: Any, order: Array) -> tuple[list[int | No
     if seed is not None:
         if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
             seeds = [int(seed) + i for i in order.tolist()]
-        elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == m:
+        elif is_listing(seed) and len(seed) == m:
             seeds = [None if item is None else check_range("seed", item, 0, 2**64) for item in seed]
         else:
             raise UsageError(f"seed must be an int, or a sequence of one for each of the {m} envs, not {seed!r}")

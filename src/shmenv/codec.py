@@ -16,6 +16,7 @@ import cloudpickle
 
 PROTOCOL = 5
 DAMAGED = "unknown exception"  # name of one whose record is no record
+SHORT = (200, 40)  # characters of each text of an error record that must fit a side area; four bytes at most each
 ERROR_LIMIT = 1 << 16  # characters of each text of an error, and bytes of its pickled exception
 
 
@@ -84,6 +85,34 @@ def load(data: bytes | bytearray | memoryview) -> Any:
     return pickle.loads(data)
 
 
+def load_foreign(data: bytes | bytearray | memoryview) -> Any:
+    """What an env has given, for processes that it shall not end.
+
+    Raises:
+        ValueError: its unpickling raised what is no Exception, such as SystemExit.
+        Exception: whatever else it raised. KeyboardInterrupt is Ctrl-C alone.
+    """
+    try:
+        return load(data)
+    except Exception:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _interrupts(data):
+            raise
+        raise ValueError(f"unpickling raised {type(error).__name__}: {error}") from error
+
+
+def _interrupts(data: bytes | bytearray | memoryview) -> bool:
+    """Whether it is the data that raises KeyboardInterrupt: then it does so again."""
+    try:
+        load(data)
+    except KeyboardInterrupt:
+        return True
+    except BaseException:
+        return False
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteError:
     """An exception of another process.
@@ -120,13 +149,22 @@ def dump_error(exc: BaseException, limit: int = ERROR_LIMIT) -> bytes:
     return pickle.dumps(parts, PROTOCOL)
 
 
+def dump_short_error(exc: BaseException, room: int, wrap: Callable[[bytes], bytes] = lambda record: record) -> bytes:
+    """As `dump_error`, but of at most `room` bytes, wrapped, of which there are a thousand."""
+    for limit in SHORT:
+        record = wrap(dump_error(exc, limit))
+        if len(record) <= room:
+            break
+    return record
+
+
 def load_error(data: bytes | bytearray | memoryview) -> RemoteError:
     """What `dump_error` has written. Never raises: what its process has overwritten since is told as such.
 
     An exception whose class is not known in this process is left out.
     """
     try:
-        type_name, message, traceback_text, pickled = pickle.loads(data)
+        type_name, message, traceback_text, pickled = load_foreign(data)
         if [type(part) for part in (type_name, message, traceback_text, pickled)] != [str, str, str, bytes]:
             raise TypeError("it holds something else")
     except Exception as error:
@@ -138,7 +176,7 @@ def load_error(data: bytes | bytearray | memoryview) -> RemoteError:
 def load_failure(data: bytes | bytearray | memoryview) -> tuple[str, bytes]:
     """The command that failed in a worker and its error record, for `load_error`. Never raises, as that."""
     try:
-        command, record = pickle.loads(data)
+        command, record = load_foreign(data)
         if command in ("step", "reset") and type(record) is bytes:
             return command, record
     except Exception:  # the record below says so

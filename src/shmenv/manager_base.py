@@ -10,12 +10,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar, NoReturn, Self
 
-import numpy as np
-
 from shmenv import manager_config
 from shmenv._steps import ready
 from shmenv._turn import Turn
-from shmenv.arguments import PackedOptions, listed_env_fns
+from shmenv.arguments import PackedOptions, is_listing, listed_env_fns
 from shmenv.errors import ClosedError, EnvError, ShmenvError, UsageError, WorkerError
 from shmenv.layout import ObjectNode
 from shmenv.managed import DESCRIBE, LOOK, SAVE_REPLAY, Description, ManagedEnv
@@ -310,10 +308,10 @@ class ManagerBase(ABC):
         if dynamic_seed is not None and not isinstance(dynamic_seed, bool):
             raise UsageError(f"dynamic_seed must be True, False or None, not {dynamic_seed!r}")
         if is_int(seed):
-            seeds = {i: seed + i for i in range(self._env_num)}
+            seeds = {i: int(seed) + i for i in range(self._env_num)}  # numpy's own addition would wrap
         elif isinstance(seed, Mapping):
             seeds = {self._known(i): each for i, each in seed.items()}
-        elif isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) and len(seed) == self._env_num:
+        elif is_listing(seed) and len(seed) == self._env_num:
             seeds = dict(enumerate(seed))
         else:
             raise UsageError(f"seed must be an int, a sequence of {self._env_num}, or a dict by env id, not {seed!r}")

@@ -34,6 +34,7 @@ from shmenv.arguments import (
 from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
 from shmenv.exchange import Exchange
+from shmenv.failures import raised_error
 from shmenv.handle import Handle
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
@@ -44,7 +45,7 @@ from shmenv.worker import Question, Report, Setup
 
 logger = logging.getLogger("shmenv")
 
-OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()", "render": "render()"}
+OWN_METHODS = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
 
 
 class Pool:
@@ -245,7 +246,7 @@ class Pool:
         except BaseException:
             self._finalizer()
             raise
-        self._seeds = self._exchange.seeds.given
+        self._seeds = self._exchange.seeds
         self._turn.closed = False
         _remember(self)
 
@@ -270,12 +271,19 @@ class Pool:
     @property
     def observation_space(self) -> Any:
         """The space that env 0 declares for one observation; None if it declares none."""
-        return codec.load(self._spaces[0])
+        return self._space(0, "observation")
 
     @property
     def action_space(self) -> Any:
         """The space that env 0 declares for one action; None if it declares none."""
-        return codec.load(self._spaces[1])
+        return self._space(1, "action")
+
+    def _space(self, k: int, what: str) -> Any:
+        try:
+            return codec.load_foreign(self._spaces[k])
+        except Exception as error:
+            where = f"the {what} space of env 0 cannot be unpickled here"
+            raise raised_error(self._workers.handles[0], 0, "construct", where, codec.dump_error(error)) from error
 
     @property
     def pending(self) -> int:
@@ -302,8 +310,8 @@ class Pool:
 
     @property
     def seeds(self) -> list[int | None]:
-        """The last seed given to each env; None where none was."""
-        return list(self._seeds)
+        """The last seed given to each env, by you or as it started anew in a new process; None where none was."""
+        return [self._seeds.current(i) for i in range(self._num_envs)]
 
     def __len__(self) -> int:
         return self._num_envs
@@ -770,6 +778,6 @@ def _answer(calls: Mail, env_id: int) -> tuple[Any, int]:
     """What an env answered to a call and 0, or an error record and another number."""
     try:
         record, status = calls.read(env_id), calls.status(env_id)
-        return (record, status) if status else (codec.load(record), 0)
+        return (record, status) if status else (codec.load_foreign(record), 0)
     except Exception as error:  # its class is not known here, or the worker has overwritten it
         return codec.dump_error(error), 1

@@ -16,7 +16,6 @@ from shmenv.plan import NOTE_BYTES, Plan
 from shmenv.segment import Spill
 
 POISON = 0xA5  # what debug mode fills recycled rows with
-SHORT = (200, 40)  # characters of each text of an error record that must fit a row's side area; four bytes at most each
 Arrays = tuple[Any, Array, Array, Array, Any]  # obs, reward, terminated, truncated, final_obs
 
 
@@ -83,7 +82,7 @@ class Rows:
 
     def _load(self, env_id: int, record: bytes) -> list[Any]:
         try:
-            values = codec.load(record)
+            values = codec.load_foreign(record)
         except Exception as error:
             what = f"the observation of env {env_id} cannot be unpickled here: {type(error).__name__}: {error}"
             raise DamageError(what, env_id) from error
@@ -105,10 +104,7 @@ class Rows:
         Called by: the manager, which owns the row of an env that has answered.
         """
         i, plane = error.env_id, self._port.plane_of(error.env_id)
-        for limit in SHORT:
-            record = codec.dump(("step", codec.dump_error(error, limit)))
-            if len(record) <= NOTE_BYTES:
-                break
+        record = codec.dump_short_error(error, NOTE_BYTES, lambda short: codec.dump(("step", short)))
         self._notes[plane, i, : len(record)] = np.frombuffer(record, np.uint8)
         self._heads[plane, i] = len(record), 0
         self._flags[plane, i] = _port.ROW_ERROR | _port.ROW_NOTE | (self._flags[plane, i] & _port.ROW_NEEDS_RESET)

@@ -207,9 +207,14 @@ class Supervisor:
             wait([handle.sentinel], EXIT_GRACE)  # its pipe ends before it does
             handle.note_exit()
             raise self.coroner.died_error(handle, f"asked for {question.name!r}", "No pool was made.")
-        if status:
-            raise raised_error(handle, handle.ids.start, "call", f"env {handle.ids.start} raised", record)
-        return codec.load(record)
+        where = f"env {handle.ids.start} raised"
+        if not status:
+            try:
+                return codec.load_foreign(record)
+            except Exception as error:
+                where = f"what env {handle.ids.start} gave for {question.name!r} cannot be unpickled here"
+                record = codec.dump_error(error)
+        raise raised_error(handle, handle.ids.start, "call", where, record)
 
     def go(self, plan: Plan) -> None:
         """Hand every worker the plan: the segment is there, commands may come."""

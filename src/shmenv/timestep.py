@@ -108,7 +108,7 @@ class TimestepReader:
         cls = self._classes.get(data)
         if cls is None:
             try:
-                cls = codec.load(data)
+                cls = codec.load_foreign(data)
             except Exception as error:
                 raise ValueError(f"the class of its timesteps is not known here: {error}") from error
             self._classes[data] = cls

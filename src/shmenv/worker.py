@@ -10,10 +10,11 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from shmenv._loop import Loop
 from shmenv._mail import Mail
 from shmenv.action import ActionReader
 from shmenv.cpu import Waits, limit_threads
-from shmenv.errors import UsageError
+from shmenv.errors import ResourceError, UsageError
 from shmenv.fit import as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
@@ -33,6 +34,7 @@ from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # prints all stacks to the log; a real-time signal, since envs may use SIGUSR1 and 2
 CONSTRUCT, RESET, STEP, CALL, CLOSE = 1, 2, 3, 4, 5  # phases, as in core/channel.h
+MPI_VARIABLES = ("OMPI_", "PMI_", "PMIX_")  # prefixes of what mpirun tells its own processes
 PHASE_NAMES = ("idle", "construct", "reset", "step", "call", "close")
 
 
@@ -116,6 +118,8 @@ def main(setup: Setup) -> None:
     faulthandler.enable(file=setup.stacks.fileno(), all_threads=True)
     faulthandler.register(STACK_SIGNAL, file=setup.stacks.fileno(), all_threads=True)
     limit_threads()
+    for name in [name for name in os.environ if name.startswith(MPI_VARIABLES)]:
+        del os.environ[name]  # an env that imports MPI would take itself for the rank that started the pool
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores)
     worker = Worker(setup)
@@ -187,7 +191,7 @@ class Worker:
     number = 0  # of the command at hand
 
     def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+        self._setup, self._pid = setup, os.getpid()
         self.first = setup.ids.start
         self.envs: list[GymEnv] = []
 
@@ -200,11 +204,14 @@ class Worker:
             self._seed_globals()
             if setup.worker_init:
                 codec.load(setup.worker_init)(setup.worker_id)
+                self.leave_if_forked()
             for env_id, factory in zip(
                 setup.ids, codec.load(setup.factories.read(setup.worker_id, setup.factory_bytes)), strict=True
             ):
                 tell(env_id)
-                self.envs.append(self._new_env(env_id, recognise(factory())))
+                env = recognise(factory())
+                self.leave_if_forked()
+                self.envs.append(self._new_env(env_id, env))
                 self.envs[-1].generation = setup.generation
             first = self.envs[0]
             return Report(
@@ -213,6 +220,7 @@ class Worker:
                 codec.dump(first.action_space),
             )
         except BaseException as error:  # SystemExit of an env's constructor too
+            self.leave_if_forked(error)
             raise BuildError(env_id, codec.dump_error(error)) from error
 
     def _new_env(self, env_id: int, env: GymEnv) -> GymEnv:
@@ -329,7 +337,8 @@ class Worker:
             self.loop.doing(number, self.first + k, STEP)  # each attempt has its own time
             try:
                 return self.envs[k].stepper.step(action)
-            except Exception:
+            except Exception as error:
+                self.leave_if_forked(error)
                 if attempt == self._setup.step_attempts:
                     raise
                 time.sleep(self._setup.retry_waiting_time)
@@ -368,23 +377,40 @@ class Worker:
             bind = self.binders[env_id - self.first]
             if bind is not None:
                 bind(plane)
-        return self.envs[env_id - self.first].reset(seed, options)
+        answer = self.envs[env_id - self.first].reset(seed, options)
+        self.leave_if_forked()
+        return answer
 
     def failed(self, env_id: int, plane: int, error: BaseException, command: str, keep: bool) -> None:
         """Publish an exception in place of a row; with `keep`, beside the row of the step that ended the episode."""
         assert self.loop is not None
+        self.leave_if_forked(error)
         self.loop.set_over(env_id, True)
-        self.loop.write_error(env_id, plane, codec.dump((command, codec.dump_error(error))), keep)
+        try:
+            self.loop.write_error(env_id, plane, codec.dump((command, codec.dump_error(error))), keep)
+        except ResourceError:  # for longer records, too
+            record = codec.dump_short_error(error, NOTE_BYTES, lambda short: codec.dump((command, short)))
+            self.loop.write_error(env_id, plane, record, keep)
 
     def _call(self, env_id: int, number: int) -> None:
         assert self.loop is not None and self.calls is not None
         self.loop.doing(number, env_id, CALL)
         try:
             kind, name, args, kwargs = codec.load(self.payload(env_id))
+            record, status = self.answer(env_id, kind, name, args, kwargs)
         except BaseException as error:
-            self.calls.write(env_id, codec.dump_error(error), 1)
-            return
-        self.calls.write(env_id, *self.answer(env_id, kind, name, args, kwargs))
+            record, status = codec.dump_error(error), 1
+        self._write_answer(env_id, record, status)
+
+    def _write_answer(self, env_id: int, record: bytes, status: int) -> None:
+        assert self.calls is not None
+        try:
+            self.calls.write(env_id, record, status)
+        except ResourceError as error:  # the env's own error may be what is too long
+            if status:
+                remote = codec.load_error(record)
+                error = ResourceError(error.errno, f"{remote.type_name}: {remote.message[:40]} ({error.strerror})")
+            self.calls.write(env_id, codec.dump_short_error(error, NOTE_BYTES), 1)
 
     def answer(self, env_id: int, kind: str, name: str, args: Any, kwargs: Any) -> tuple[bytes, int]:
         """Carry out a call: the pickled result and 0, or an error record and 1."""
@@ -398,9 +424,31 @@ class Worker:
                     result = result(*args, **kwargs)
                 elif kind == "call" and (args or kwargs):
                     raise TypeError(f"{name!r} is no method, so it takes no arguments")
+            self.leave_if_forked()
             return codec.dump(result), 0
         except BaseException as error:
+            self.leave_if_forked(error)
             return codec.dump_error(error), 1
+
+    # -- a process that an env forked
+
+    def leave_if_forked(self, error: BaseException | None = None) -> None:
+        """End a process that an env forked and that has come back here: it must not serve beside this worker."""
+        if os.getpid() != self._pid:
+            self.leave(error)
+
+    def leave(self, error: BaseException | None = None) -> NoReturn:
+        """End such a process, with what it raised on stderr, as it would have by itself."""
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):  # it has not come back, but ended
+            os._exit((error.code or 0) & 0xFF)
+        with contextlib.suppress(Exception):
+            if error is not None:
+                traceback.print_exception(error)
+            name = f"process {os.getpid()}, which an env of worker {self._setup.worker_id} forked"
+            print(f"shmenv: {name}, came back from the env's code, and is ended", file=sys.stderr, flush=True)
+        os._exit(1)
 
     # -- end
 
@@ -411,6 +459,8 @@ class Worker:
                 self.loop.doing(self.number, env_id, CLOSE)
             try:
                 env.close()
+                self.leave_if_forked()
             except BaseException as error:
+                self.leave_if_forked(error)
                 if self.calls is not None:
-                    self.calls.write(env_id, codec.dump_error(error), 1)
+                    self._write_answer(env_id, codec.dump_error(error), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -263,3 +264,52 @@ def test_the_declared_space_tells_an_observation_that_is_a_pair_from_one_with_it
     batch = make_pool([partial(PlainPairEnv, with_info)] * 2).reset()
     assert batch.obs[0].tolist() == [[0], [0]] and batch.obs[1]["a"].tolist() == [[1], [1]]
     assert list(batch.info) == [{"told": 1} if with_info else {}] * 2
+
+
+X = np.ones(2, np.float32)
+FLOATS = Box(-1e9, 1e9, (2,), np.float32)
+PAIR = Dict(a=FLOATS, b=Tuple((FLOATS, Discrete(3))))
+ZERO = np.zeros(2, np.float32)
+ZEROS = {"a": ZERO, "b": (ZERO, 0)}
+ODD: dict[str, tuple[Space, Any, Any]] = {
+    "dropped key": (PAIR, ZEROS, {"a": X}),
+    "extra key": (PAIR, ZEROS, {"a": X, "b": (X, 1), "c": X}),
+    "dropped item": (PAIR, ZEROS, {"a": X, "b": (X,)}),
+    "inner shape": (PAIR, ZEROS, {"a": X, "b": (np.ones(1, np.float32), 1)}),
+    "other mappings": (PAIR, ZEROS, OrderedDict(b=[X, np.int8(1)], a=[1, 2])),
+    "wrong shape": (FLOATS, ZERO, np.ones(3, np.float32)),
+    "float64": (FLOATS, ZERO, np.full(2, 0.1)),
+    "integers": (FLOATS, ZERO, np.array([2**24 + 1, 2])),
+    "scalar": (FLOATS, ZERO, np.float32(5)),
+    "text": (FLOATS, ZERO, "text"),
+    "300 in uint8": (Box(0, 255, (2,), np.uint8), np.zeros(2, np.uint8), np.array([300, 1])),
+}
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize("name", ODD)
+def test_without_shared_memory_observations_fit_their_space_as_they_do_with_it(
+    make_pool: Callable[..., shmenv.Pool], name: str, autoreset: str
+) -> None:
+    space, fits, odd = ODD[name]
+    env_fns = [partial(GivesEnv, space, [fits]), partial(GivesEnv, space, [fits, odd], length=1)]
+    told = []
+    for shared_memory in (True, False):
+        pool = make_pool(env_fns, num_workers=2, shared_memory=shared_memory, autoreset=autoreset)
+        pool.reset()
+        try:
+            batch = pool.step([0, 0])
+            told.append(row_of(batch.final_obs, 1, space) if shared_memory else batch.final_obs[1])
+        except shmenv.EnvError as error:
+            assert error.env_id == 1 and pool.recv().env_id.tolist() == [0]
+            told.append(str(error.__cause__))
+    assert same(*told)
+    assert isinstance(told[0], str) == (name not in ("float64", "integers", "other mappings"))
+
+
+def test_without_shared_memory_an_env_that_declares_no_space_returns_what_it_likes(
+    make_pool: Callable[..., shmenv.Pool],
+) -> None:
+    pool = make_pool([partial(GivesEnv, None, [[0], {"a": 1}, "text"])], shared_memory=False)
+    assert pool.reset().obs == ([0],)
+    assert [pool.step([0]).obs for _ in range(2)] == [({"a": 1},), ("text",)]

@@ -35,7 +35,7 @@ class _VersionedValue:
         self._cells = _ring.Cells(segment.buffer, self._size, CELLS, None)
 
     def _describe(self, node: Node, strict_dtype: bool) -> None:
-        self._node, self._strict = node, strict_dtype
+        self._node, self._strict = node, strict_dtype or "integers"
         self._leaves = [(path, leaf) for path, leaf in leaves(node) if isinstance(leaf, ArrayNode)]
         self._layout = Layout()
         self._size = 0
@@ -203,7 +203,7 @@ class SeqlockBuffer(_VersionedValue):
             values are dicts of arrays then, published together.
         shape: of the array; () for a single number. Left out if dtype is a dict.
         strict_dtype: True refuses a value of any other dtype. False converts it as long as it survives: `same_kind`
-            casts, integers of any type if in range.
+            casts, integers of any type if in range and not rounded.
 
     Raises:
         UsageError: no such dtype or shape.

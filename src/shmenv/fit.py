@@ -2,13 +2,14 @@
 
 The shape must be the same, nothing is broadcast. The dtype may differ where numpy's "same_kind" casting allows it, and
 between all integer types, as long as each value survives: an integer out of range and a finite number that would become
-infinite are refused, where numpy would wrap the one and warn about the other. An integer that a float would round is
-refused, too; floats may be rounded.
+infinite are refused, where numpy would wrap the one and warn about the other. Floats may be rounded, and integers to
+floats: else an observation that counts would be refused by its value alone, in the midst of a run. The managers'
+contract has those refused.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,7 +20,10 @@ class MisfitError(ValueError):
     """A value does not fit. The text says what was needed, what came, and why that does not do."""
 
 
-def fit(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strict: bool = False) -> np.ndarray[Any, Any]:
+Strictness: TypeAlias = bool | Literal["integers"]
+
+
+def fit(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strict: Strictness = False) -> np.ndarray[Any, Any]:
     """The value as an array of exactly this dtype and shape.
 
     Args:
@@ -27,6 +31,7 @@ def fit(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strict: bool =
         dtype: what is needed.
         shape: what is needed.
         strict: refuse any change of dtype. Python numbers count as what numpy makes of them: int64, float64, bool.
+            "integers": refuse only integers that a float would round.
 
     Returns:
         `value` itself, or a view of it, if it fits as it is; else a converted copy.
@@ -46,9 +51,9 @@ def fit(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strict: bool =
         raise _misfit(value, array, dtype, shape, "the shape differs, and nothing is broadcast or reshaped")
     if array.size == 0 and isinstance(value, list | tuple):  # numpy says float64 of what holds nothing
         return np.empty(shape, dtype)
-    if strict:
+    if strict and strict != "integers":
         raise _misfit(value, array, dtype, shape, "the dtype differs, and strict_dtype allows no conversion")
-    why = _refusal(array, dtype)
+    why = _refusal(array, dtype, strict == "integers")
     if why is None:
         try:
             with np.errstate(over="raise"):
@@ -88,7 +93,7 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "detach") and hasattr(value, "numpy")
 
 
-def _refusal(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> str | None:
+def _refusal(array: np.ndarray[Any, Any], dtype: np.dtype[Any], exact: bool) -> str | None:
     """Why the array's values may not become `dtype`; None if they may. Overflow of floats is left to the cast."""
     source, target = array.dtype.kind, dtype.kind
     if source in "iu" and target in "iu":
@@ -97,7 +102,7 @@ def _refusal(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> str | None:
             if low < limits.min or high > limits.max:
                 return f"{low if low < limits.min else high} is out of the range {limits.min} to {limits.max}"
         return None
-    if source in "iu" and target == "f" and (wrong := _rounded(array, dtype)) is not None:
+    if exact and source in "iu" and target == "f" and (wrong := _rounded(array, dtype)) is not None:
         return f"{wrong} is no {dtype}"
     if source in "biufc" and target in "biufc":
         allowed = np.can_cast(array.dtype, dtype, "same_kind")

@@ -23,6 +23,7 @@ class GymEnv:
             `five_tuple` unless it is a plain 5-tuple.
         inner: the user's object, where `env` is an agent of shmenv's own in front of it.
         picky: `five_tuple` wants to see 5-tuples too, if their reward is no float or their info not empty.
+        takes_any_obs: its observations need not fit the declared space if they are pickled whole.
         obs_space, action_space: the declared spaces, None if the env declares none.
         obs_node, action_node: what they need in memory.
         reward_shape: () for numbers, else of a declared vector reward.
@@ -30,6 +31,7 @@ class GymEnv:
     """
 
     picky = False
+    takes_any_obs = False
     generation = 0
 
     def __init__(self, env: Any) -> None:

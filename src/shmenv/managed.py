@@ -63,6 +63,7 @@ class ManagedEnv(GymEnv):
     """
 
     picky = True
+    takes_any_obs = True  # by the managers' contract
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         """Build the env.

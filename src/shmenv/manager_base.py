@@ -262,7 +262,7 @@ class ManagerBase(ABC):
                 on_restart=_counting(self._generations, cfg.on_restart),
                 affinity=cfg.affinity,
                 shared_memory=cfg.shared_memory,
-                strict_dtype=cfg.strict_dtype,
+                strict_dtype=cfg.strict_dtype or "integers",
                 worker_init=cfg.worker_init,
                 start_timeout=cfg.start_timeout,
                 close_timeout=cfg.close_timeout,

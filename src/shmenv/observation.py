@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shmenv import codec
-from shmenv.fit import MisfitError, fit
-from shmenv.layout import ArrayNode, DictNode, Node, ObjectNode, Path, TupleNode, leaves, path_text
+from shmenv.fit import MisfitError, Strictness, fit
+from shmenv.layout import ArrayNode, DictNode, Node, ObjectNode, Path, TupleNode, assemble, leaves, path_text
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 _Write: TypeAlias = Callable[[Any, int, int, list[Any]], None]
@@ -25,13 +25,13 @@ class ObservationWriter:
     Called by: the worker, which owns the rows of its envs until it publishes them.
     """
 
-    def __init__(self, node: Node, rows: Sequence[Rows], strict_dtype: bool) -> None:
+    def __init__(self, node: Node, rows: Sequence[Rows], strict_dtype: Strictness) -> None:
         """Prepare for observations of one structure.
 
         Args:
             node: the structure that all envs declared.
             rows: for each array leaf, in the order of `leaves(node)`, the shared array (planes, num_envs, *shape).
-            strict_dtype: refuse any change of dtype.
+            strict_dtype: as for `fit`.
         """
         remaining = iter(rows)
         self._write = _writer(node, (), remaining, strict_dtype)
@@ -65,7 +65,51 @@ class ObservationWriter:
             raise ObservationError(f"observation {error}") from error  # fails as a whole only: nested too deep
 
 
-def _writer(node: Node, path: Path, rows: Any, strict: bool) -> _Write:
+class WholeWriter:
+    """Pickles observations whole, as they would come out of rows: what does not fit its space is refused here, too.
+
+    Called by: the worker.
+    """
+
+    def __init__(self, node_of: Callable[[int], Node], strict_dtype: Strictness) -> None:
+        """Prepare for observations of some envs.
+
+        Args:
+            node_of: the structure that an env has declared; any object, if it has not.
+            strict_dtype: as for `fit`.
+        """
+        self._node_of, self._strict = node_of, strict_dtype
+        self._fits: dict[int, Callable[[Any], Any]] = {}
+
+    def write(self, obs: Any, plane: int, env_id: int) -> bytes:
+        """The pickled list of the observation alone. Raises ObservationError if it does not fit."""
+        fits = self._fits.get(env_id)
+        if fits is None:
+            fits = self._fits[env_id] = _fitting(self._node_of(env_id), self._strict)
+        try:
+            return codec.dump([fits(obs)])
+        except TypeError as error:
+            raise ObservationError(f"observation {error}") from error
+
+
+def _fitting(node: Node, strict: Strictness) -> Callable[[Any], Any]:
+    """The function that makes of an observation what its rows would hold."""
+    rows = [np.zeros((1, 1, *leaf.shape), leaf.dtype) for _, leaf in leaves(node) if isinstance(leaf, ArrayNode)]
+    write = _writer(node, (), iter(rows), strict)
+
+    def fits(obs: Any) -> Any:
+        objects: list[Any] = []
+        write(obs, 0, 0, objects)
+        arrays, others = iter(rows), iter(objects)
+        return assemble(
+            node,
+            [next(arrays)[0, 0].copy() if isinstance(leaf, ArrayNode) else next(others) for _, leaf in leaves(node)],
+        )
+
+    return fits
+
+
+def _writer(node: Node, path: Path, rows: Any, strict: Strictness) -> _Write:
     """The function that writes a part of an observation. Takes its rows from the iterator."""
     if isinstance(node, DictNode):
         return _dict_writer(node, path, rows, strict)
@@ -76,7 +120,7 @@ def _writer(node: Node, path: Path, rows: Any, strict: bool) -> _Write:
     return lambda value, plane, env_id, objects: objects.append(value)
 
 
-def _array_writer(node: ArrayNode, path: Path, rows: Rows, strict: bool) -> _Write:
+def _array_writer(node: ArrayNode, path: Path, rows: Rows, strict: Strictness) -> _Write:
     dtype, shape = node.dtype, node.shape
 
     def write(value: Any, plane: int, env_id: int, objects: list[Any]) -> None:
@@ -92,7 +136,7 @@ def _array_writer(node: ArrayNode, path: Path, rows: Rows, strict: bool) -> _Wri
     return write
 
 
-def _dict_writer(node: DictNode, path: Path, rows: Any, strict: bool) -> _Write:
+def _dict_writer(node: DictNode, path: Path, rows: Any, strict: Strictness) -> _Write:
     items = [(key, _writer(item, (*path, key), rows, strict)) for key, item in node.items]
     keys = {key for key, _ in items}
 
@@ -109,7 +153,7 @@ def _dict_writer(node: DictNode, path: Path, rows: Any, strict: bool) -> _Write:
     return write
 
 
-def _tuple_writer(node: TupleNode, path: Path, rows: Any, strict: bool) -> _Write:
+def _tuple_writer(node: TupleNode, path: Path, rows: Any, strict: Strictness) -> _Write:
     items = [_writer(item, (*path, index), rows, strict) for index, item in enumerate(node.items)]
 
     def write(value: Any, plane: int, env_id: int, objects: list[Any]) -> None:

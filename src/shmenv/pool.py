@@ -35,6 +35,7 @@ from shmenv.batch import Array, Batch
 from shmenv.errors import ClosedError, UnequalEnvsError, UsageError
 from shmenv.exchange import Exchange
 from shmenv.failures import raised_error
+from shmenv.fit import Strictness
 from shmenv.handle import Handle
 from shmenv.limits import Limits
 from shmenv.plan import AUTORESET_MODES, Plan, split
@@ -88,9 +89,11 @@ class Pool:
             who own the machine. A list of cores: those are taken in turn.
         slots: rows an env has for its observations, a power of two from 2 on: in lock-step a view is valid for `slots`
             steps, otherwise at least until the second next step of one of its envs.
-        shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects.
+        shared_memory: False pickles observations whole; batch.obs is then a tuple of n objects. Where a space is
+            declared they must fit it as with True, and come as it says.
         strict_dtype: refuse observations whose dtype is not exactly the declared one. Otherwise they are converted
-            where no information of kind is lost (numpy's "same_kind"), integers range-checked.
+            where no information of kind is lost (numpy's "same_kind"), integers range-checked. "integers" also refuses
+            integers that a float would round.
         worker_init: called with the worker's number in each worker, before any env is built.
         start_timeout: seconds for the workers to build all envs, and for a worker that replaces another to build each.
             None waits for ever.
@@ -127,7 +130,7 @@ class Pool:
         affinity: Literal["spread"] | Sequence[int] | None = None,
         slots: int = 2,
         shared_memory: bool = True,
-        strict_dtype: bool = False,
+        strict_dtype: Strictness = False,
         worker_init: Callable[[int], object] | None = None,
         start_timeout: float | None = 300.0,
         close_timeout: float = 2.0,
@@ -168,7 +171,7 @@ class Pool:
             ("debug", debug),
             ("retry_step", retry_step),
             ("shared_memory", shared_memory),
-            ("strict_dtype", strict_dtype),
+            ("strict_dtype", strict_dtype == "integers" or strict_dtype),
             ("reset_first", reset_first),
             ("deferred", deferred),
         ):

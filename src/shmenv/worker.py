@@ -25,10 +25,10 @@ from shmenv._mail import Mail
 from shmenv.action import ActionReader
 from shmenv.cpu import Waits, limit_threads
 from shmenv.errors import ResourceError, UsageError
-from shmenv.fit import as_array
+from shmenv.fit import Strictness, as_array
 from shmenv.kinds import GymEnv, recognise
 from shmenv.layout import ArrayNode, Node, ObjectNode
-from shmenv.observation import ObservationWriter
+from shmenv.observation import ObservationWriter, WholeWriter
 from shmenv.plan import AUTORESET_MODES, NOTE_BYTES, Plan
 from shmenv.segment import ProcessHandle, Segment, Spill, StackLog
 
@@ -56,7 +56,7 @@ class Setup:
     entropy: int
     cores: set[int] | None
     shared_memory: bool
-    strict_dtype: bool
+    strict_dtype: Strictness
     waits: Waits
     timed: bool  # publish when each call into an env began
     step_attempts: int
@@ -270,11 +270,10 @@ class Worker:
         self.calls = plan.mail("call", buffer, setup.spill)
         obs_rows, action_rows = plan.rows("obs", buffer), plan.rows("action", buffer)
         self.actions = ActionReader(plan.action_node, action_rows)
-        self.observations = ObservationWriter(plan.obs_node, obs_rows, setup.strict_dtype)
         final_rows = plan.rows("final_obs", buffer) if plan.has_final_rows else []
-        self.final_observations = (
-            ObservationWriter(plan.obs_node, final_rows, setup.strict_dtype).write if plan.has_final_rows else None
-        )
+        self.observations = self._observation_writer(plan.obs_node, obs_rows)
+        final = self._observation_writer(plan.obs_node, final_rows) if plan.has_final_rows else None
+        self.final_observations = None if final is None else final.write
         self.single_action = action_rows[0] if isinstance(plan.action_node, ArrayNode) else None
         self.single_observation = obs_rows[0] if isinstance(plan.obs_node, ArrayNode) else None
         self.single_final_observation = final_rows[0] if final_rows and self.single_observation is not None else None
@@ -292,6 +291,15 @@ class Worker:
             timed=setup.timed,
             retries=setup.step_attempts > 1,
         )
+
+    def _observation_writer(self, node: Node, rows: list[Any]) -> ObservationWriter | WholeWriter:
+        if self._setup.shared_memory:
+            return ObservationWriter(node, rows, self._setup.strict_dtype)
+        return WholeWriter(self._declared_node, self._setup.strict_dtype)
+
+    def _declared_node(self, env_id: int) -> Node:
+        env = self.envs[env_id - self.first]
+        return ObjectNode() if env.obs_space is None or env.takes_any_obs else env.obs_node
 
     def serve(self) -> None:
         """Answer commands until the manager orders to quit."""

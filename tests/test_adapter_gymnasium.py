@@ -22,6 +22,7 @@ from reference import same
 from seeded import BoundEnv, BufferEnv, GivesEnv, MixedEnv, SpaceEnv, WalkEnv
 from spaces import SPACES
 
+from shmenv.adapters import columns
 from shmenv.adapters.gymnasium import ShmVectorEnv
 
 in_these_words = pytest.mark.skipif(
@@ -191,6 +192,37 @@ def test_no_value_of_an_info_is_changed_by_the_type_of_another_envs(make_vector_
             assert infos["x"].dtype == object and all(map(same, infos["x"], values)), values
         else:
             assert same(infos["x"], column), values
+
+
+OWN = {"final_obs": 1, "final_info": "mine", "a": 5, "_a": 9, "d": {"b": 1, "_b": 2}, "_c": 3}
+
+
+def test_an_envs_own_info_keys_replace_none_of_the_vector_envs(make_vector_env: Make) -> None:
+    columns._warned_of.clear()
+    env = make_vector_env([partial(tells, [OWN])] * 3, autoreset_mode="SameStep")
+    env.set_attr("length", [2, 2, 9])
+    env.reset()
+    with pytest.warns(UserWarning, match="an env's info has the key '.*': it is left out|by which") as told:
+        _, _, terminated, _, infos = env.step([0, 0, 0])
+        assert not terminated.any() and "final_obs" not in infos and "_final_info" not in infos
+        assert infos["a"].tolist() == [5] * 3 and infos["_a"].tolist() == [True] * 3
+        assert infos["d"]["_b"].all() and infos["_c"].tolist() == [3] * 3 and infos["__c"].all()
+        _, _, terminated, _, infos = env.step([0, 0, 0])
+    assert terminated.tolist() == infos["_final_obs"].tolist() == infos["_final_info"].tolist() == [True, True, False]
+    assert [isinstance(obs, np.ndarray) for obs in infos["final_obs"]] == [True, True, False]
+    assert infos["final_info"]["final_obs"].tolist() == [1, 1, 0] and infos["final_info"]["a"].tolist() == [5, 5, 0]
+    assert infos["_a"].dtype == infos["final_info"]["_a"].dtype == bool
+    assert len(told) == 4  # one a key: both finals, _a, _b
+
+
+def test_an_envs_own_env_id_does_not_replace_that_of_recv(make_vector_env: Make) -> None:
+    columns._warned_of.clear()
+    env = make_vector_env([partial(tells, [{"env_id": "mine"}])] * 3)
+    env.reset()
+    env.send([0, 0], [0, 2])
+    with pytest.warns(UserWarning, match="'env_id'"):
+        infos = env.recv()[4]
+    assert infos["env_id"].tolist() == [0, 2] and "_env_id" not in infos
 
 
 def test_final_obs_is_the_ended_episodes_also_where_the_env_reuses_its_buffer(make_vector_env: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from shmenv.adapters.agent import LAST_OBS
 from shmenv.info import Infos
 
 Array = np.ndarray[Any, Any]
+
+_warned_of: set[str] = set()  # keys
 
 
 def copied(obs: Any) -> Any:
@@ -91,11 +94,28 @@ def columns_of(info: Infos, places: Sequence[int], n: int) -> dict[str, Any]:
     return told
 
 
+def leave_out(infos: dict[str, Any], *reserved: str) -> dict[str, Any]:
+    """Infos of the envs' own without those keys, and their masks, that the vector env tells something else by."""
+    for key in reserved:
+        told = infos.pop(key, None) is not None
+        if infos.pop(f"_{key}", None) is not None or told:
+            _warn_of(key)
+    return infos
+
+
+def _warn_of(key: str) -> None:
+    if key not in _warned_of:
+        _warned_of.add(key)
+        text = f"an env's info has the key {key!r}, by which a vector env tells something else: it is left out"
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+
 def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, Any]:
     """Infos as Gymnasium's vector envs have them: for each key an array of n, and under "_key" the mask of its rows.
 
     Numbers take the dtype of their Python or numpy type; where the rows' types differ, one that holds them all, which
     Gymnasium does not care for. Dicts are columns again. Anything else, or a mixture, makes an array of objects.
+    A key "_x" of an env's own beside "x" is left out, with one warning.
 
     Args:
         found: (row, info), each row at most once.
@@ -114,6 +134,9 @@ def columns(found: Sequence[tuple[int, dict[str, Any]]], n: int) -> dict[str, An
                 rows, values = keys.setdefault(key, ([], []))
                 rows.append(i)
                 values.append(value)
+    for key in [key for key in keys if type(key) is str and key[:1] == "_" and key[1:] in keys]:
+        del keys[key]
+        _warn_of(key)
     infos: dict[str, Any] = {}
     for key, (rows, values) in keys.items():
         mask = np.full(n, len(rows) == n)

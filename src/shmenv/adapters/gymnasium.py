@@ -24,7 +24,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate  # n
 from shmenv.adapters.actions import Answer, given  # noqa: E402
 from shmenv.adapters.agent import serve_vector, serving  # noqa: E402
 from shmenv.adapters.batched import action_spaces, check_mode, observation_spaces, unequal  # noqa: E402
-from shmenv.adapters.columns import columns_of, final_columns, row_of  # noqa: E402
+from shmenv.adapters.columns import columns_of, final_columns, leave_out, row_of  # noqa: E402
 from shmenv.adapters.later import Later  # noqa: E402
 from shmenv.adapters.newest import Newest  # noqa: E402
 from shmenv.adapters.refusals import (  # noqa: E402
@@ -300,7 +300,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         self._newest.some(batch.env_id, obs)
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._over[batch.env_id] = batch.terminated | batch.truncated
-        infos = {**self._infos(batch, range(len(batch))), "env_id": batch.env_id.copy()}
+        infos = leave_out(self._infos(batch, range(len(batch))), "env_id")
+        infos["env_id"] = batch.env_id.copy()
         return self._newest.handed_out(obs), batch.reward.copy(), batch.terminated.copy(), batch.truncated.copy(), infos
 
     # -- everything else of the envs
@@ -444,8 +445,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Any]):
         where: Any = batch.env_id.tolist() if places is None else places
         if self._same_step and (ended := np.flatnonzero(batch.terminated | batch.truncated).tolist()):
             infos = final_columns(batch, ended, [where[k] for k in ended], n, self._final_obs)
-        told = columns_of(batch.info, where, n)
-        return {**infos, **told} if infos else told
+        own = columns_of(batch.info, where, n)
+        if self._same_step:
+            leave_out(own, "final_obs", "final_info")
+        return {**infos, **own} if infos else own
 
     def _final_obs(self, batch: shmenv.Batch, k: int) -> Any:
         return row_of(self.single_observation_space, batch.final_obs, k, self.shared_memory)

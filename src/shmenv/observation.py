@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -66,7 +67,7 @@ class ObservationWriter:
 
 
 class WholeWriter:
-    """Pickles observations whole, as they would come out of rows: what does not fit its space is refused here, too.
+    """Pickles observations whole, as the env gave them; but what would not fit a row is refused or converted here, too.
 
     Called by: the worker.
     """
@@ -93,24 +94,19 @@ class WholeWriter:
 
 
 def _fitting(node: Node, strict: Strictness) -> Callable[[Any], Any]:
-    """The function that makes of an observation what its rows would hold."""
-    rows = [np.zeros((1, 1, *leaf.shape), leaf.dtype) for _, leaf in leaves(node) if isinstance(leaf, ArrayNode)]
-    write = _writer(node, (), iter(rows), strict)
+    """The function that checks an observation, and gives it back: its leaves as they are where that fits."""
+    write = _writer(node, (), repeat(None), strict)
 
     def fits(obs: Any) -> Any:
-        objects: list[Any] = []
-        write(obs, 0, 0, objects)
-        arrays, others = iter(rows), iter(objects)
-        return assemble(
-            node,
-            [next(arrays)[0, 0].copy() if isinstance(leaf, ArrayNode) else next(others) for _, leaf in leaves(node)],
-        )
+        values: list[Any] = []
+        write(obs, 0, 0, values)
+        return assemble(node, values)
 
     return fits
 
 
 def _writer(node: Node, path: Path, rows: Any, strict: Strictness) -> _Write:
-    """The function that writes a part of an observation. Takes its rows from the iterator."""
+    """The function that writes a part of an observation. Takes its rows from the iterator; None: all goes to objects."""
     if isinstance(node, DictNode):
         return _dict_writer(node, path, rows, strict)
     if isinstance(node, TupleNode):
@@ -120,7 +116,7 @@ def _writer(node: Node, path: Path, rows: Any, strict: Strictness) -> _Write:
     return lambda value, plane, env_id, objects: objects.append(value)
 
 
-def _array_writer(node: ArrayNode, path: Path, rows: Rows, strict: Strictness) -> _Write:
+def _array_writer(node: ArrayNode, path: Path, rows: Rows | None, strict: Strictness) -> _Write:
     dtype, shape = node.dtype, node.shape
 
     def write(value: Any, plane: int, env_id: int, objects: list[Any]) -> None:
@@ -129,6 +125,11 @@ def _array_writer(node: ArrayNode, path: Path, rows: Rows, strict: Strictness) -
                 value = fit(value, dtype, shape, strict)
             except MisfitError as error:
                 raise ObservationError(f"{path_text(path, 'observation')} {error}") from error
+            if rows is None and not shape:
+                value = value[()]
+        if rows is None:
+            objects.append(value)
+            return
         if value.base is not None and shape and _is_same(value, rows[plane, env_id]):
             return
         rows[plane, env_id, ...] = value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from envs import OnlyInWorkersEnv, ScriptedEnv, actions
 from support import Script, eventually, is_gone
 
 import shmenv
+from shmenv.adapters.gymnasium import ShmVectorEnv
 from shmenv.handle import Handle
+from shmenv.supervisor import Supervisor
 
 MakePool = Callable[..., shmenv.Pool]
 
@@ -482,3 +487,88 @@ def test_a_worker_is_told_nothing_of_the_mpi_program_that_started_the_pool(
     found = make_pool([ScriptedEnv], context=context).call("environment")[0]
     assert [name for name in found if name.endswith("_RANK")] in ([], ["OTHER_RANK"])
     assert os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+
+
+class Holder:
+    """Makes envs, and holds what cannot travel."""
+
+    def __init__(self, deep: bool) -> None:
+        self.held = {"locks": [1, threading.Lock()]} if deep else threading.Lock()
+
+    def make(self) -> ScriptedEnv:
+        return ScriptedEnv()
+
+
+def closing_over_a_lock() -> Callable[[], ScriptedEnv]:
+    my_lock = threading.Lock()
+
+    def env_fn() -> ScriptedEnv:
+        with my_lock:
+            return ScriptedEnv()
+
+    return env_fn
+
+
+def with_default(lock: Any = None) -> Callable[[], ScriptedEnv]:
+    return partial(lambda held: ScriptedEnv(), threading.Lock())
+
+
+WAYS: dict[str, tuple[Callable[[], Any], str]] = {
+    "closure": (closing_over_a_lock, r"It holds a lock: .*variable 'my_lock'"),
+    "attribute": (lambda: Holder(False).make, r"It holds a lock: .*self -> attribute 'held'"),
+    "deep": (lambda: Holder(True).make, r"It holds a lock: .*self -> attribute 'held' -> \['locks'\] -> \[1\]"),
+    "argument": (with_default, r"It holds a lock: .*arguments -> \[0\]"),
+    "around": (
+        lambda: partial(lambda make: make(), closing_over_a_lock()),
+        r"arguments -> \[0\] -> variable 'my_lock'",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_env_function_that_cannot_travel_is_named_with_the_variable_that_holds_it_back(way: str) -> None:
+    make, words = WAYS[way]
+    for build in (
+        lambda env_fns: shmenv.Pool(env_fns, num_workers=2),
+        lambda env_fns: ShmVectorEnv(env_fns, num_workers=2),
+        lambda env_fns: shmenv.SyncSubprocessEnvManager(env_fns).launch(),
+    ):
+        with pytest.raises(shmenv.UsageError, match=rf"env_fns\[4\]: cannot send .*{words}"):
+            build([ScriptedEnv] * 4 + [make()])
+
+
+def test_what_a_call_cannot_send_is_named_too(make_pool: MakePool) -> None:
+    pool = make_pool([ScriptedEnv])
+    with pytest.raises(shmenv.UsageError, match=r"the arguments of 'add'.*\['lock'\]"):
+        pool.call("add", {"lock": threading.Lock()})
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_too_few_descriptors_are_found_before_a_worker_starts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "start", None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        with pytest.raises(
+            shmenv.ResourceError, match=r"40 workers need \d+ file descriptors.* of the 64 .*ulimit -n"
+        ) as told:
+            shmenv.Pool([ScriptedEnv] * 40, num_workers=40, context=method)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert told.value.errno == errno.EMFILE
+
+
+def test_as_many_workers_as_the_descriptors_allow_can_be_had(make_pool: MakePool) -> None:
+    """The number that the error names is right: one more would fail amid the start."""
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, before[1]))
+    try:
+        with pytest.raises(shmenv.ResourceError, match="or take fewer workers: 3 would do"):
+            shmenv.Pool([ScriptedEnv] * 4, num_workers=4, context="fork")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    make_pool([ScriptedEnv] * 3, num_workers=3)
+
+
+def test_more_workers_than_envs_are_as_many_as_envs(make_pool: MakePool) -> None:
+    assert make_pool([ScriptedEnv] * 2, num_workers=np.int64(64)).num_workers == 2

@@ -211,6 +211,8 @@ cdef class SemaphoreCore(_Placed):
     cdef uint32_t units(self, object n, uint32_t there) except 0:
         cdef object count
         try:
+            if isinstance(n, bool):
+                raise TypeError
             count = PyNumber_Index(n)
         except TypeError:
             raise UsageError(f"n must be an integer, not {n!r}") from None
@@ -321,6 +323,8 @@ cdef class RingCore(_Placed):
         self.get()
         if self.itemsize == 8:
             try:
+                if isinstance(x, bool):
+                    raise TypeError
                 word = PyNumber_Index(x)
             except (TypeError, OverflowError):
                 raise UsageError(f"an item of this ring is an integer in 0..2**64 - 1, not {x!r}") from None

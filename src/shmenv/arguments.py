@@ -35,6 +35,17 @@ def dumped(what: str, value: Any, dump: Callable[[Any], bytes] = codec.dump) -> 
         raise UsageError(f"{what}: {error}") from error
 
 
+def dumped_env_fns(env_fns: Sequence[Callable[[], Any]], ids: Iterable[int]) -> bytes:
+    """The env functions of one worker, pickled. Raises UsageError that names the first that cannot be."""
+    listed = {i: env_fns[i] for i in ids}
+    try:
+        return codec.dump_factory([*listed.values()])
+    except TypeError:
+        for i, env_fn in listed.items():
+            dumped(f"env_fns[{i}]", env_fn, codec.dump_factory)
+        raise
+
+
 _short = reprlib.Repr()
 _short.maxother = 80  # characters of what an argument is, in refusals
 
@@ -69,7 +80,7 @@ def check_range(name: str, value: Any, low: int, high: int, why: str = "") -> in
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Refuse what is none of the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
@@ -77,7 +88,7 @@ def check_seconds(name: str, value: Any, optional: bool = False) -> None:
     """Refuse what is no length of time."""
     if value is None and optional:
         return
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not value >= 0:
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not value >= 0:
         raise UsageError(f"{name} must be seconds, 0 or more{', or None' if optional else ''}, not {value!r}")
 
 
@@ -99,7 +110,10 @@ def env_ids(env_id: EnvIds, all_ids: Array) -> tuple[Array, Array]:
     """Checked ids, uint32: ascending, and in the order of the caller."""
     if env_id is None:
         return all_ids, all_ids
-    array = np.atleast_1d(np.asarray(env_id))
+    try:
+        array = np.atleast_1d(np.asarray(env_id))
+    except Exception as error:  # ragged, or no array at all
+        raise UsageError(f"env_id must be an int or a sequence of ints, not {_short.repr(env_id)}: {error}") from None
     if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
         raise UsageError(f"env_id must be an int or a non-empty sequence of ints, not {env_id!r}")
     if array.min() < 0 or array.max() >= len(all_ids):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -63,6 +63,12 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.env_id)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "a Batch is not unpacked but read: batch.obs, batch.reward, batch.terminated, batch.truncated, batch.info, "
+            "batch.env_id; and batch.final_obs, batch.final_info of episodes that ended"
+        )
 
     def __repr__(self) -> str:
         kind = "copy" if self._port is None else "view" if self.valid() else "view, no longer valid"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import traceback
 import types
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ def dump(obj: Any) -> bytes:
         if data:
             return data
         raise TypeError(
-            f"cannot send a {type(obj).__qualname__} to another process: {type(error).__name__}: {error}"
+            f"cannot send a {type(obj).__qualname__} to another process: {type(error).__name__}: {error}{_blame(obj)}"
         ) from error
 
 
@@ -55,7 +56,70 @@ def dump_factory(factory: Any) -> bytes:
     try:
         return _dump_by_value(factory)
     except Exception as error:
-        raise TypeError(f"cannot send {factory!r} to another process: {type(error).__name__}: {error}") from error
+        raise TypeError(
+            f"cannot send {factory!r} to another process: {type(error).__name__}: {error}{_blame(factory)}"
+        ) from error
+
+
+DEPTH = 8  # of the way to what cannot be pickled; it may lead round in a circle
+
+
+def _blame(obj: Any) -> str:
+    """Which of an object's variables, attributes and items cannot be pickled, in words."""
+    way: list[str] = []
+    for _ in range(DEPTH):
+        found = next(((name, part) for name, part in _parts(obj) if not _can_travel(part)), None)
+        if found is None:
+            break
+        way.append(found[0])
+        obj = found[1]
+    return f". It holds a {type(obj).__qualname__}: {' -> '.join(way)}" if way else ""
+
+
+def _can_travel(part: Any) -> bool:
+    try:
+        _dump_by_value(part)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """What is pickled of an object besides itself, each with what it is called."""
+    if isinstance(obj, types.MethodType):
+        yield "self", obj.__self__
+    elif isinstance(obj, types.FunctionType):
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # it is empty
+                yield f"variable {name!r}", cell.cell_contents
+        for name in _global_names(obj.__code__):
+            if name in obj.__globals__:
+                yield f"global variable {name!r}", obj.__globals__[name]
+        yield "a default", obj.__defaults__
+        yield "a default", obj.__kwdefaults__
+    elif isinstance(obj, partial):
+        yield "function", obj.func
+        yield "arguments", obj.args
+        yield "arguments", obj.keywords
+    elif isinstance(obj, dict):
+        for key, item in obj.items():
+            yield f"[{key!r}]", item
+    elif isinstance(obj, list | tuple | set | frozenset):
+        for k, item in enumerate(obj):
+            yield f"[{k}]", item
+    elif not isinstance(obj, types.ModuleType):
+        for name, value in [*getattr(obj, "__dict__", {}).items()]:
+            yield f"attribute {name!r}", value
+        if not isinstance(obj, type):
+            yield f"class {type(obj).__qualname__}", type(obj)
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """What a function and those in it look up outside of themselves."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
 
 
 def _reduce_code(code: types.CodeType) -> Any:

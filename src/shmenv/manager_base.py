@@ -335,6 +335,8 @@ class ManagerBase(ABC):
         Raises:
             UsageError: not one path for each env. EnvError: an env refused.
         """
+        if not isinstance(replay_path, str) and not is_listing(replay_path):
+            raise UsageError(f"replay_path must be a path, or a sequence of one an env, not {replay_path!r}")
         paths = [replay_path] * self._env_num if isinstance(replay_path, str) else list(replay_path)
         if len(paths) != self._env_num:
             raise UsageError(f"enable_save_replay: {self._env_num} envs, but {len(paths)} paths")

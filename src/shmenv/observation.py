@@ -106,7 +106,7 @@ def _fitting(node: Node, strict: Strictness) -> Callable[[Any], Any]:
 
 
 def _writer(node: Node, path: Path, rows: Any, strict: Strictness) -> _Write:
-    """The function that writes a part of an observation. Takes its rows from the iterator; None: all goes to objects."""
+    """The function that writes a part of an observation. Takes its rows from the iterator; None: for objects."""
     if isinstance(node, DictNode):
         return _dict_writer(node, path, rows, strict)
     if isinstance(node, TupleNode):

@@ -26,6 +26,7 @@ from shmenv.arguments import (
     check_seconds,
     deadline_ns,
     dumped,
+    dumped_env_fns,
     env_ids,
     listed_env_fns,
     mp_context,
@@ -59,8 +60,8 @@ class Pool:
     Args:
         env_fns: n functions that take no argument and return an env: Gymnasium's manner, DI-engine's, or a PettingZoo
             parallel env. They run in the workers only, pickled by cloudpickle.
-        num_workers: processes, 1 to n. None: the usable cores (affinity and cgroup quota), at most n. Envs i to j of
-            one worker run one after another and are lost together.
+        num_workers: processes, at least 1; more than n are n. None: the usable cores (affinity and cgroup quota). Envs
+            i to j of one worker run one after another and are lost together.
         batch_size: rows of a plain `recv()`, 1 to n. None: n.
         context: start method of the workers, or a multiprocessing context. None: "forkserver".
         autoreset: what happens when an episode ends. "same_step": the env is reset at once, obs and info are the new
@@ -144,7 +145,7 @@ class Pool:
         n = len(env_fns)
         if num_workers is None:
             num_workers = min(n, cpu.usable_cores())
-        check_range("num_workers", num_workers, 1, n, "as many as envs")
+        num_workers = min(n, check_range("num_workers", num_workers, 1, 2**31))
         batch_size = n if batch_size is None else batch_size
         check_range("batch_size", batch_size, 1, n, "as many as envs")
         check_choice("autoreset", autoreset, AUTORESET_MODES)
@@ -158,8 +159,9 @@ class Pool:
             if seconds == 0:
                 raise UsageError(f"{name} must be more than 0 seconds")
         check_seconds("restart_period", restart_period)
-        if slots not in (2, 4, 8, 16, 32, 64, 128) or not isinstance(slots, int):
+        if not isinstance(slots, int | np.integer) or slots not in (2, 4, 8, 16, 32, 64, 128):
             raise UsageError(f"slots must be a power of two from 2 to 128, not {slots!r}")
+        slots = int(slots)
         check_seconds("start_timeout", start_timeout, optional=True)
         check_pause("close_timeout", close_timeout)
         cores = cpu.pin_plan(affinity, num_workers)
@@ -179,6 +181,7 @@ class Pool:
                 raise UsageError(f"{name} must be True or False, not {flag!r}")
         start_context = mp_context(context)
         starting.warn_of_threads(start_context.get_start_method())
+        starting.check_descriptors(num_workers)
 
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
         self._close_once = threading.Lock()
@@ -194,7 +197,7 @@ class Pool:
             # In a file: what is longer than a pipe holds would make each start wait until the new process reads it.
             lengths = []
             for worker_id, ids in enumerate(ranges):
-                record = dumped("env_fns", [env_fns[i] for i in ids], codec.dump_factory)
+                record = dumped_env_fns(env_fns, ids)
                 factories.write(worker_id, record)
                 lengths.append(len(record))
             init = b"" if worker_init is None else dumped("worker_init", worker_init, codec.dump_factory)
@@ -553,7 +556,7 @@ class Pool:
             EnvError: it raised in an env (the original, such as AttributeError, is the `__cause__`). The other results
                 are dropped; env and worker go on. WorkerDiedError: an env is lost.
         """
-        if name in OWN_METHODS:
+        if isinstance(name, str) and name in OWN_METHODS:
             raise UsageError(f"{name!r} is not to be called by name: use {OWN_METHODS[name]}")
         return self._ask("call", name, [(args, kwargs)], env_id)
 
@@ -569,7 +572,7 @@ class Pool:
             values: a list or tuple of one for each env, or one value for all.
             env_id: which envs. None: all.
         """
-        count = self._num_envs if env_id is None else np.size(env_id)
+        count = len(env_ids(env_id, np.arange(self._num_envs, dtype=np.uint32))[0])
         each = values if isinstance(values, list | tuple) else [values] * count
         if len(each) != count:
             raise UsageError(f"set_attr: {count} envs, but {len(each)} values; one value for all must not be a list")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from shmenv import _ring
 from shmenv.errors import UsageError
 from shmenv.segment import Segment, only_at_process_start
@@ -16,6 +18,13 @@ def _attach(kind: type[Semaphore] | type[Ring], segment: Segment, *arguments: An
     primitive: Any = kind.__new__(kind)
     primitive._join(segment, *arguments)
     return primitive  # type: ignore[no-any-return]
+
+
+def _integer(name: str, value: Any) -> int:
+    """The value as an int, also one of numpy's."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise UsageError(f"{name} must be an integer, not {value!r}")
+    return int(value)
 
 
 class Semaphore(_ring.SemaphoreCore):
@@ -34,8 +43,7 @@ class Semaphore(_ring.SemaphoreCore):
     """
 
     def __init__(self, value: int = 0, *, _start: int = 0) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UsageError(f"value must be an integer, not {value!r}")
+        value = _integer("value", value)
         self._segment = Segment("semaphore")
         self._segment.allocate(_ring.SEMAPHORE_BYTES, "a semaphore")
         super().__init__(self._segment.buffer, value, _start)
@@ -68,9 +76,7 @@ class Ring(_ring.RingCore):
     """
 
     def __init__(self, capacity: int, itemsize: int = 8, *, _start: int = 0) -> None:
-        for name, number in (("capacity", capacity), ("itemsize", itemsize)):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise UsageError(f"{name} must be an integer, not {number!r}")
+        capacity, itemsize = _integer("capacity", capacity), _integer("itemsize", itemsize)
         size = _ring.ring_bytes(capacity, itemsize)
         self._segment = Segment("ring")
         self._segment.allocate(size, f"a ring of {capacity} items of {itemsize} bytes")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import multiprocessing
 import multiprocessing.resource_tracker
 import operator
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from shmenv.errors import ResourceError
+
 logger = logging.getLogger("shmenv")
 
 NO_MAIN_GUARD = 78  # exit code (EX_CONFIG) of a process that makes a pool while it is being started itself
@@ -26,6 +30,8 @@ GUARD_HINT = (
     "`if __name__ == '__main__':`"
 )
 
+
+POOL_DESCRIPTORS, WORKER_DESCRIPTORS = 6, 4  # of the manager, at least, while the workers start
 
 _preloads: list[str] = []  # what preload() was told
 
@@ -47,6 +53,28 @@ def refuse_in_starting_process() -> None:
     """End a process that makes a pool while multiprocessing is still starting it; its parent explains."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(NO_MAIN_GUARD)
+
+
+def check_descriptors(num_workers: int) -> None:
+    """Refuse before any worker starts what the limit of file descriptors is certain to stop amid the start.
+
+    Raises:
+        ResourceError: too few are left. The text says how many are needed, and how many there may be.
+    """
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = POOL_DESCRIPTORS + num_workers * WORKER_DESCRIPTORS
+    try:
+        used = len(os.listdir("/proc/self/fd")) - 1  # one is the folder's
+    except OSError:
+        return
+    if limit == resource.RLIM_INFINITY or used + need <= limit:
+        return
+    fits = max(0, limit - used - POOL_DESCRIPTORS) // WORKER_DESCRIPTORS
+    text = (
+        f"{num_workers} workers need {need} file descriptors, but {used} of the {limit} that this process may have "
+        f"are in use. Raise the limit, as by `ulimit -n {used + need}` (the hard one is {most})"
+    )
+    raise ResourceError(errno.EMFILE, text + (f", or take fewer workers: {fits} would do" if fits else ""))
 
 
 def warn_of_threads(method: str) -> None:

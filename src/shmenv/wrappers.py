@@ -48,7 +48,8 @@ def retry_wrapper(func: Function | None = None, max_retry: int = 10, waiting_tim
         A function like `func`. It raises RuntimeError after the last attempt, with the last error's text, that error as
         its cause. KeyboardInterrupt and SystemExit pass at once.
     """
-    if not isinstance(max_retry, int) or max_retry < 1 or not waiting_time >= 0:
+    is_time = isinstance(waiting_time, int | float) and waiting_time >= 0
+    if not isinstance(max_retry, int) or isinstance(max_retry, bool) or max_retry < 1 or not is_time:
         raise UsageError(f"retry_wrapper: {max_retry!r} attempts {waiting_time!r} s apart; 1 or more, 0 s or more")
     if func is None:
         return functools.partial(retry_wrapper, max_retry=max_retry, waiting_time=waiting_time)

@@ -246,7 +246,8 @@ class Account:
                 assert env.danger and (i in self.owed or not self.restarts or self.limited)
                 env.needs_reset = i not in self.owed
         for seed, env in zip(pool.seeds, self.envs, strict=True):  # moved on by num_envs at each restart
-            assert seed is None if env.seed is None else seed >= env.seed and (seed - env.seed) % len(self.envs) == 0
+            assert (seed is None) == (env.seed is None)
+            assert seed is None or env.seed is None or (seed >= env.seed and (seed - env.seed) % len(self.envs) == 0)
 
     def check_views(self) -> None:
         """Views stay as they are as long as they say so: until the second next command to one of their envs."""

@@ -252,7 +252,7 @@ class RaisingEnv(ScriptedEnv):
 
     def __init__(self, exception: type[BaseException]) -> None:
         super().__init__()
-        self.observation_space = Sequence(Discrete(3))  # type: ignore[assignment]
+        self.observation_space = Sequence(Discrete(3))
         self.value = Raises(exception)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -275,7 +275,8 @@ def test_what_cannot_be_unpickled_is_an_error_of_the_env_whatever_it_raises(
 ) -> None:
     pool = make_pool([partial(RaisingEnv, exception)] * 2, num_workers=1)
     pool.reset()
-    for ask in (lambda: pool.call("get"), lambda: pool.get_attr("value", env_id=0), pool.render):
+    asks: list[Callable[[], Any]] = [lambda: pool.call("get"), lambda: pool.get_attr("value", env_id=0), pool.render]
+    for ask in asks:
         with pytest.raises(shmenv.EnvError, match=r"env 0 .*raised in call.*ValueError: .*3"):
             ask()
     with pytest.raises(shmenv.EnvError, match=r"env 0 .*cannot be unpickled here"):
@@ -300,7 +301,7 @@ class CrampedEnv(ScriptedEnv):
     def big(self) -> bytes:
         return b"x" * 5_000_000
 
-    def fail(self) -> None:
+    def fail_at_length(self) -> None:
         raise ValueError("y" * 100_000)
 
     def render(self) -> Any:
@@ -317,7 +318,12 @@ def test_an_answer_for_which_there_is_no_room_is_an_error_of_the_env_and_its_wor
     pool.reset()
     pool.call("cramp", env_id=0)
     pid = pool.stats()["workers"][0]["pid"]
-    for ask in (lambda: pool.call("big"), lambda: pool.call("fail", env_id=1), pool.render):
+    asks: list[Callable[[], Any]] = [
+        lambda: pool.call("big"),
+        lambda: pool.call("fail_at_length", env_id=1),
+        pool.render,
+    ]
+    for ask in asks:
         with pytest.raises(shmenv.EnvError, match=r"raised in call.*ResourceError"):
             ask()
     assert pool.needs_reset_ids == [] and pool.stats()["workers"][0]["pid"] == pid

@@ -262,8 +262,9 @@ def test_failures_in_first_k_come_by_recv(make_pool: MakePool) -> None:
     assert sorted(i for _ in range(4) for i in pool.recv().env_id.tolist()) == [0, 1, 2, 3]
 
 
+untyped: Any = shmenv
 RAGGED = [[0], [1, 0]]
-WRONG: dict[str, Callable[[shmenv.Pool], Any]] = {
+WRONG: dict[str, Callable[[Any], Any]] = {
     **{
         f"{name} ragged": partial(lambda name, pool: getattr(pool, name)(*GIVEN.get(name, ()), env_id=RAGGED), name)
         for name in ("reset", "send_reset", "send", "call", "get_attr", "set_attr", "render", "take_resets")
@@ -278,16 +279,18 @@ WRONG: dict[str, Callable[[shmenv.Pool], Any]] = {
     "no text for a name": lambda pool: pool.set_attr(5, 1),
     "a complex timeout": lambda pool: pool.recv(timeout=np.complex64(1)),
     "a timeout of text": lambda pool: pool.close("soon"),
-    "slots of an array": lambda pool: shmenv.Pool([ScriptedEnv], slots=np.array([2, 4])),
-    "modes": lambda pool: shmenv.Pool([ScriptedEnv], autoreset=["same_step"]),
-    "a mode of an array": lambda pool: shmenv.Pool([ScriptedEnv], on_error=np.array(["raise", "restart"])),
-    "post(True)": lambda pool: shmenv.Semaphore().post(True),
-    "wait(True)": lambda pool: shmenv.Semaphore().wait(True, 0),
-    "push(True)": lambda pool: shmenv.Ring(2).try_push(True),
-    "manager's seed without an axis": lambda pool: shmenv.SyncSubprocessEnvManager([ScriptedEnv] * 2).seed(np.array(1)),
-    "manager's seed of bytes": lambda pool: shmenv.SyncSubprocessEnvManager([ScriptedEnv] * 2).seed(b"ab"),
-    "manager's path": lambda pool: shmenv.SyncSubprocessEnvManager([ScriptedEnv] * 2).enable_save_replay(5),
-    "retry_wrapper": lambda pool: shmenv.retry_wrapper(len, 1, "soon"),
+    "slots of an array": lambda pool: untyped.Pool([ScriptedEnv], slots=np.array([2, 4])),
+    "modes": lambda pool: untyped.Pool([ScriptedEnv], autoreset=["same_step"]),
+    "a mode of an array": lambda pool: untyped.Pool([ScriptedEnv], on_error=np.array(["raise", "restart"])),
+    "post(True)": lambda pool: untyped.Semaphore().post(True),
+    "wait(True)": lambda pool: untyped.Semaphore().wait(True, 0),
+    "push(True)": lambda pool: untyped.Ring(2).try_push(True),
+    "manager's seed without an axis": lambda pool: untyped.SyncSubprocessEnvManager([ScriptedEnv] * 2).seed(
+        np.array(1)
+    ),
+    "manager's seed of bytes": lambda pool: untyped.SyncSubprocessEnvManager([ScriptedEnv] * 2).seed(b"ab"),
+    "manager's path": lambda pool: untyped.SyncSubprocessEnvManager([ScriptedEnv] * 2).enable_save_replay(5),
+    "retry_wrapper": lambda pool: untyped.retry_wrapper(len, 1, "soon"),
 }
 GIVEN: dict[str, tuple[Any, ...]] = {
     "send": ([0, 0],), "call": ("where",), "get_attr": ("t",), "set_attr": ("q", 1)
@@ -306,10 +309,10 @@ def test_a_wrong_argument_is_a_usage_error_whatever_it_is(make_pool: MakePool, n
 def test_integers_of_numpy_are_integers(make_pool: MakePool) -> None:
     pool = make_pool([ScriptedEnv] * 2, num_workers=np.int8(1), slots=np.int64(4), batch_size=np.uint8(1))
     assert pool.reset(seed=np.uint8(3), env_id=np.int16(1)).env_id.tolist() == [1] and pool.seeds == [None, 4]
-    assert shmenv.Semaphore(np.int64(2)).value == 2 and shmenv.Ring(np.int32(4), np.uint8(8)).capacity == 4
+    assert untyped.Semaphore(np.int64(2)).value == 2 and untyped.Ring(np.int32(4), np.uint8(8)).capacity == 4
 
 
 def test_a_batch_that_is_unpacked_says_how_it_is_read(make_pool: MakePool) -> None:
-    pool = make_pool([ScriptedEnv] * 5)
+    pool: Any = make_pool([ScriptedEnv] * 5)
     with pytest.raises(TypeError, match=r"a Batch is not unpacked but read: batch\.obs, batch\.reward"):
-        _obs, _reward, _terminated, _truncated, _info = pool.reset()
+        _, _, _, _, _ = pool.reset()

@@ -310,6 +310,7 @@ def test_without_shared_memory_observations_fit_their_space_as_they_do_with_it(
 def test_without_shared_memory_an_env_that_declares_no_space_returns_what_it_likes(
     make_pool: Callable[..., shmenv.Pool],
 ) -> None:
-    pool = make_pool([partial(GivesEnv, None, [[0], {"a": 1}, "text"])], shared_memory=False)
+    untyped: Any = GivesEnv
+    pool = make_pool([partial(untyped, None, [[0], {"a": 1}, "text"])], shared_memory=False)
     assert pool.reset().obs == ([0],)
     assert [pool.step([0]).obs for _ in range(2)] == [({"a": 1},), ("text",)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shmenv import _ring
 from shmenv.errors import ShmenvError, UsageError
-from shmenv.fit import MisfitError, fit
+from shmenv.fit import MisfitError, Strictness, fit
 from shmenv.layout import ArrayNode, DictNode, Layout, Node, assemble, leaves, path_text
 from shmenv.segment import Segment, only_at_process_start
 
@@ -35,7 +35,8 @@ class _VersionedValue:
         self._cells = _ring.Cells(segment.buffer, self._size, CELLS, None)
 
     def _describe(self, node: Node, strict_dtype: bool) -> None:
-        self._node, self._strict = node, strict_dtype or "integers"
+        self._node = node
+        self._strict: Strictness = strict_dtype or "integers"
         self._leaves = [(path, leaf) for path, leaf in leaves(node) if isinstance(leaf, ArrayNode)]
         self._layout = Layout()
         self._size = 0

@@ -28,7 +28,7 @@ NUMBERS: dict[str, Any] = {
 EPISODES = st.fixed_dictionaries({}, optional=NUMBERS)
 PLAIN = st.fixed_dictionaries({}, optional={**NUMBERS, "episode": EPISODES.filter(bool)})
 ANY = st.dictionaries(
-    KEYS | st.sampled_from(["_r", "_episode", ""]),
+    KEYS | st.sampled_from(["_x", ""]),
     st.floats() | st.integers() | st.booleans() | st.sampled_from([None, "", "é", np.zeros(2)]) | EPISODES,
     max_size=4,
 )

@@ -40,10 +40,10 @@ def dumped_env_fns(env_fns: Sequence[Callable[[], Any]], ids: Iterable[int]) -> 
     listed = {i: env_fns[i] for i in ids}
     try:
         return codec.dump_factory([*listed.values()])
-    except TypeError:
+    except TypeError as error:
         for i, env_fn in listed.items():
             dumped(f"env_fns[{i}]", env_fn, codec.dump_factory)
-        raise
+        raise UsageError(f"env_fns: {error}") from error
 
 
 _short = reprlib.Repr()

@@ -107,11 +107,17 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(obj, list | tuple | set | frozenset):
         for k, item in enumerate(obj):
             yield f"[{k}]", item
-    elif not isinstance(obj, types.ModuleType):
+    elif not isinstance(obj, types.ModuleType) and not _says_how(type(obj)):
         for name, value in [*getattr(obj, "__dict__", {}).items()]:
             yield f"attribute {name!r}", value
         if not isinstance(obj, type):
             yield f"class {type(obj).__qualname__}", type(obj)
+
+
+def _says_how(cls: type) -> bool:
+    """Whether a class has a way of its own to be pickled, which may leave attributes out."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(getattr(cls, name, None) is not getattr(object, name, None) for name in names)
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:

@@ -170,6 +170,11 @@ def _binder(env: Any, views: list[Any]) -> Callable[[int], None]:
     return binder
 
 
+def _unwrapped(env: GymEnv) -> Any:
+    inside = getattr(env.inner, "unwrapped", None)
+    return inside if hasattr(inside, "step") else env.inner  # an env may answer anything to a name it does not know
+
+
 class SameEnvError(UsageError):
     """The caller's fault: two env functions return one and the same env."""
 
@@ -225,9 +230,9 @@ class Worker:
 
     def _new_env(self, env_id: int, env: GymEnv) -> GymEnv:
         """The env, if none of this worker's is the same object, wrapped or not: several rows would share its state."""
-        innermost = getattr(env.inner, "unwrapped", env.inner)
+        innermost = _unwrapped(env)
         for other_id, other in enumerate(self.envs, self.first):
-            if innermost is getattr(other.inner, "unwrapped", other.inner):
+            if innermost is _unwrapped(other):
                 raise SameEnvError(
                     f"the functions of env {other_id} and env {env_id} returned the same object: each call must make a "
                     "new env, as `lambda: make_env()` does and `lambda: env` does not"

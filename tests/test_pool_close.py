@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +40,20 @@ def close_in_time(pool: shmenv.Pool, seconds: float = QUICK) -> None:
 def test_a_pool_closes_right_after_its_start(make_pool: MakePool, context: str) -> None:
     """Covers a close that takes a minute when nothing has happened yet."""
     close_in_time(make_pool([ScriptedEnv] * 4, num_workers=2, context=context))
+
+
+def test_a_close_returns_when_the_workers_have_ended_whoever_was_first(make_pool: MakePool) -> None:
+    """Covers a second close that returns at once, with the workers still running."""
+    pool = make_pool([ScriptedEnv] * 2, num_workers=2, close_timeout=1.0)
+    pool.reset()
+    found = pids(pool)
+    pool.send(actions(2, {0: "hang", 1: "hang"}))
+    first = threading.Thread(target=pool.close)
+    first.start()
+    eventually(lambda: pool.closed)
+    pool.close()
+    assert all(map(is_gone, found))
+    first.join()
 
 
 def test_closing_twice_is_closing_once(make_pool: MakePool) -> None:

@@ -45,6 +45,7 @@ class ManagerBase(ABC):
     def __init__(self, env_fn: Iterable[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
         self._closed = True
         self._pool: Pool | None = None
+        self._ending: Pool | None = None  # the last one that `close` has taken, or is about to end
         self._env_fn = listed_env_fns("env_fn", env_fn)
         self._cfg = manager_config.checked(self.config, cfg)
         self._env_num = n = len(self._env_fn)
@@ -209,9 +210,10 @@ class ManagerBase(ABC):
 
     def close(self) -> None:
         """End the workers. Idempotent, also from another thread; never raises for an env. `launch` works again."""
-        pool, self._pool, self._closed = self._pool, None, True
+        pool = self._ending = self._pool or self._ending
+        self._pool, self._closed = None, True
         if pool is not None:
-            pool.close()
+            pool.close()  # also where another thread has begun to: it returns when the workers have ended
         self._env_states.update(dict.fromkeys(range(self._env_num), EnvState.VOID))
         for kept in (
             self._owed,

@@ -184,7 +184,7 @@ class Pool:
         starting.check_descriptors(num_workers)
 
         self._num_envs, self._num_workers, self._batch_size = n, num_workers, batch_size
-        self._close_once = threading.Lock()
+        self._closing, self._is_closed = threading.RLock(), False
         self._started = time.monotonic()
         ranges = split(n, num_workers)
         waits = cpu.choose_waits(num_workers)
@@ -656,6 +656,9 @@ class Pool:
     def close(self, timeout: float | None = None) -> None:
         """End the workers and free the memory. Idempotent, from any state and any thread; never raises for an env.
 
+        When it returns, the workers have ended, whichever thread was the first to close. Only a signal handler that runs
+        inside a close, and closes too, cannot wait for that.
+
         Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
         longer than `timeout`; else a warning is logged with the worker's stack, and SIGTERM and then SIGKILL end its
         process group. A call that blocks in another thread raises ClosedError. Arrays of earlier batches stay readable
@@ -666,11 +669,17 @@ class Pool:
         """
         if timeout is not None:
             check_pause("timeout", timeout)
-        if self._complete is not None:  # deferred, and never started
-            self._complete = None
-            self._finalizer()
-        if self._turn.closed or not self._close_once.acquire(blocking=False):
-            return
+        with self._closing:  # another thread waits here; a signal handler inside a close does not
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._complete is not None:  # deferred, and never started
+                self._complete = None
+                self._finalizer()
+            elif not self._turn.closed:
+                self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
         exchange, turn = self._exchange, self._turn
         mine = turn.owner == threading.get_ident()  # a signal handler's close inside a call of this pool
         try:
@@ -703,7 +712,8 @@ class Pool:
         """Called by: a child process, right after the fork."""
         if not self._turn.closed:
             self._workers.disown()
-        self._turn = Turn()  # closed; the old one is perhaps held by a thread that the child does not have
+        # Closed; the old ones are perhaps held by a thread that the child does not have.
+        self._turn, self._closing = Turn(), threading.RLock()
 
     def _own_exchange(self) -> Exchange:
         """The exchange, for the one call whose turn it is."""

@@ -131,9 +131,8 @@ class ShmVecEnv(VecEnv):  # type: ignore[misc]  # Any where the framework is not
 
     def close(self) -> None:
         """End the workers. Idempotent."""
-        if not self.closed:
-            self.closed, self.waiting = True, False
-            self._pool.close()
+        self.closed, self.waiting = True, False
+        self._pool.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """What each env's `render` returns, if that is images."""

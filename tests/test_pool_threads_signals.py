@@ -553,6 +553,39 @@ def test_ctrl_c_at_any_line_leaves_each_row_to_be_delivered_once(
     assert n > 20
 
 
+@pytest.mark.parametrize("how", ["recv", "step", "reset"])
+def test_a_batch_that_is_interrupted_on_its_way_back_is_the_last_batch(how: str, make_pool: MakePool) -> None:
+    class Alarm(Exception):
+        pass
+
+    pool = make_pool([ScriptedEnv] * 3, num_workers=2)
+    assert pool.last_batch is None
+    before = pool.reset()
+    assert pool.last_batch is before
+    if how == "recv":
+        pool.send(actions(3))
+    call = {"recv": pool.recv, "step": partial(pool.step, actions(3)), "reset": pool.reset}[how]
+    code = getattr(shmenv.Pool, how).__code__
+
+    def raise_at_return(frame: Any, event: str, value: Any) -> Any:
+        if frame.f_code is code and event == "return" and value is not None:
+            raise Alarm
+        return raise_at_return
+
+    tracing = sys.gettrace()
+    sys.settrace(raise_at_return)
+    try:
+        with pytest.raises(Alarm):
+            call()
+    finally:
+        sys.settrace(tracing)
+    lost = pool.last_batch
+    assert pool.pending == 0 and lost is not None and lost is not before
+    assert lost.obs[:, 1].tolist() == [0 if how == "reset" else 1] * 3
+    pool.close()
+    assert pool.last_batch is None
+
+
 def test_a_signal_handler_may_close_the_pool_at_any_instant_of_a_call(make_pool: MakePool) -> None:
     rng, pools = random.Random(0), list[shmenv.Pool]()
     before = signal.signal(signal.SIGALRM, lambda number, frame: pools[-1].close())

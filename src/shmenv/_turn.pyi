@@ -1,5 +1,7 @@
 from collections.abc import Callable
-from typing import Self, final
+from typing import Any, Self, TypeVar, final
+
+Result = TypeVar("Result")
 
 @final
 class Turn:
@@ -7,6 +9,7 @@ class Turn:
     waits: bool
     held_back: Callable[[], object] | None
     interrupted: int
+    last: Any
     @property
     def uses(self) -> int: ...
     @property
@@ -14,5 +17,6 @@ class Turn:
     def __new__(cls) -> Self: ...
     def __enter__(self) -> None: ...
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None: ...
+    def returns(self, result: Result) -> Result: ...
     def wait(self) -> None: ...
     def end(self) -> None: ...

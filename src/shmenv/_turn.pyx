@@ -37,14 +37,21 @@ cdef class Turn:
         try:
             if kind is None:
                 PyErr_CheckSignals()  # the last moment at which the caller can still be owed what it is about to get
+                if self.result is not None:
+                    self.last = self.result
             elif not issubclass(kind, ShmenvError):
                 self.interrupted = self.interrupted or self.uses
         except:
             self.interrupted = self.interrupted or self.uses
             raise
         finally:
-            self.owner = None
+            self.owner = self.result = None
             self.lock.release()
+
+    def returns(self, result):
+        """Note what the use at hand is about to return. Called by: who uses the pool; the last thing it does."""
+        self.result = result
+        return result
 
     def wait(self):
         """Blocks until nobody uses the pool, and keeps it. Ctrl-C ends the wait without it."""

@@ -319,6 +319,16 @@ class Pool:
         """The last seed given to each env, by you or as it started anew in a new process; None where none was."""
         return [self._seeds.current(i) for i in range(self._num_envs)]
 
+    @property
+    def last_batch(self) -> Batch | None:
+        """The newest batch that `reset`, `step` or `recv` has returned; None before, and once the pool is closed.
+
+        It is what you need after a signal handler has raised while a call returned: its rows are no longer owed, though
+        you did not get them, if this is another batch than the last one that you have.
+        """
+        last: Batch | None = self._turn.last
+        return last
+
     def __len__(self) -> int:
         return self._num_envs
 
@@ -367,11 +377,11 @@ class Pool:
                 exchange.discard()
                 exchange.seeds.give(ids, seeds)
                 exchange.command(None, _port.RESET, payloads, exchange.next_plane(), whole=True)
-                return exchange.collect_all()
+                return self._turn.returns(exchange.collect_all())
             exchange.check_resettable(ids)
             exchange.seeds.give(ids, seeds)
             exchange.command(ids, _port.RESET, payloads, whole=True)
-            return exchange.collect_some(ids)
+            return self._turn.returns(exchange.collect_some(ids))
 
     def send_reset(
         self,
@@ -468,7 +478,7 @@ class Pool:
             exchange.check_all_ready()
             payloads = exchange.actions.write(action, None)
             exchange.command(None, _port.STEP, payloads, exchange.next_plane(), whole=True)
-            return exchange.collect_all()
+            return self._turn.returns(exchange.collect_all())
 
     # -- first-k
 
@@ -536,7 +546,7 @@ class Pool:
             if out is not None:
                 exchange.check_out(out, need)
             most = need if min_envs is None or out is not None else self._num_envs
-            return exchange.collect_ready(need, most, deadline_ns(timeout), timeout, out)
+            return self._turn.returns(exchange.collect_ready(need, most, deadline_ns(timeout), timeout, out))
 
     # -- everything else of an env
 
@@ -656,8 +666,8 @@ class Pool:
     def close(self, timeout: float | None = None) -> None:
         """End the workers and free the memory. Idempotent, from any state and any thread; never raises for an env.
 
-        When it returns, the workers have ended, whichever thread was the first to close. Only a signal handler that runs
-        inside a close, and closes too, cannot wait for that.
+        When it returns, the workers have ended, whichever thread was the first to close. Only a signal handler that
+        runs inside a close, and closes too, cannot wait for that.
 
         Envs are closed in their workers; what they raise there is logged. Steps at hand are finished if that takes no
         longer than `timeout`; else a warning is logged with the worker's stack, and SIGTERM and then SIGKILL end its
@@ -695,7 +705,7 @@ class Pool:
                     text = "env %d raised in close: %s: %s\n%s"
                     logger.warning(text, i, remote.type_name, remote.message, remote.traceback_text)
         finally:  # also when Ctrl-C ends it early
-            turn.closed = True
+            turn.closed, turn.last = True, None
             self._final_stats = self._stats(exchange)
             self._finalizer()
             exchange.release()

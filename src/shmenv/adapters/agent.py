@@ -32,6 +32,8 @@ def keeping_last_obs(result: Any) -> Any:
 class VectorAgent:
     """Stands between a worker and its env; asked as by Gymnasium's vector envs. The env answers all other questions."""
 
+    _is_shmenv_agent = True
+
     def __init__(self, env: Any) -> None:
         self._shmenv_served = env  # the worker steps it without us
 
@@ -64,6 +66,8 @@ class Agent:
 
     Called by: the worker; every method but `reset`, `step`, `render` and `close` by its name, through `Pool.call`.
     """
+
+    _is_shmenv_agent = True
 
     def __init__(self, env: Any) -> None:
         self.env = self._shmenv_served = env  # where it has no `step` of its own, the worker calls the env's

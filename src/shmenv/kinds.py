@@ -281,8 +281,8 @@ def recognise(env: Any) -> GymEnv:
 
 
 def _inner(env: Any) -> Any:
-    # Not out of its __dict__: who asks for that has CPython make a dict of an object's attributes, which then are slower
-    # for good, and with them each step of an env.
+    # Not out of its __dict__: who asks for that has CPython make a dict of the object's attributes. They are slower
+    # from then on, and with them each step of the env.
     return env._shmenv_served if getattr(type(env), AGENT, False) else env
 
 

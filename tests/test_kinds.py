@@ -343,3 +343,30 @@ def test_an_env_with_spaces_is_none_of_dm_env_whatever_specs_it_has(bridge: Any,
     pool = make_pool([bridge])
     assert pool.reset().obs.tolist() == [[0, 0]]
     assert pool.step([0]).obs.tolist() == [[1, 1]]
+
+
+class ReservedEnv(gymnasium.Env[Any, Any]):
+    """Refuses to show its `__dict__`."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise RuntimeError("asked for its __dict__")
+        return super().__getattribute__(name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, False, False, {}
+
+
+def test_no_env_is_asked_for_its_dict(make_pool: MakePool) -> None:
+    """Covers attributes that CPython makes slower, for good, for whoever's `__dict__` somebody wanted to see."""
+    pool = make_pool([ReservedEnv] * 2, num_workers=1)
+    pool.reset()
+    assert pool.step([0, 1]).obs.tolist() == [[1], [1]]

@@ -27,7 +27,7 @@ THREAD_VARIABLES = (
 # Nanoseconds; bench/waits.py measures what they do.
 SPIN_NS = 200_000  # what a wait is spun through at least, while it is expected to be short enough
 PATIENCE_NS = 5_000_000  # what it is spun through at most, by expectation: a policy's work; waking costs 2 % of it
-LATE_NS = 30_000  # a spin that notices so late was not alone on its core; alone it takes 2 to 10 us
+LATE_NS = 30_000  # a spin that notices so late was not alone on its core
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0  # seconds between two moves of workers; a move costs some 20 us

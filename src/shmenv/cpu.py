@@ -26,7 +26,7 @@ THREAD_VARIABLES = (
 
 # Nanoseconds; bench/waits.py measures what they do.
 SPIN_NS = 200_000  # what a wait is spun through at least, while it is expected to be short enough
-PATIENCE_NS = 5_000_000  # what it is spun through at most, by expectation: a policy's work; waking costs 2 % of it
+PATIENCE_NS = 5_000_000  # what it is spun through at most, by expectation: a policy's work, mostly
 LATE_NS = 30_000  # a spin that notices so late was not alone on its core
 HEARTBEAT_NS = 100_000_000  # longest single sleep of any wait
 
